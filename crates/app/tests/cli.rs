@@ -204,3 +204,18 @@ fn a_kin_stands_in_while_the_hub_is_out_of_reach() {
         assert_eq!(run(name).status.code(), Some(3), "{name}");
     }
 }
+
+/// An engine that serves quantised uploads has an answer for one by its name, whatever kernel the line asks for.
+#[test]
+fn quantised_uploads_stand_in_by_their_names() {
+    let line = "fit --gpu rtx4090 --json -- vllm serve Qwen/Qwen2.5-32B-Instruct-AWQ -tp 2 --quantization awq_marlin";
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vramcast"));
+    let answer = command.args(line.split(' ')).env("HF_ENDPOINT", "http://hub.invalid").output().unwrap();
+    assert_eq!(answer.status.code(), Some(0), "{}", String::from_utf8_lossy(&answer.stderr));
+    let document: Value = serde_json::from_slice(&answer.stdout).unwrap();
+    assert_eq!(document["model"]["name"], "Qwen/Qwen2.5-32B-Instruct");
+    assert!(document["notes"].to_string().contains("all of its matrices in awq"), "{}", document["notes"]);
+    // 32.76 billion weights, half of them on a card, in 4 bits and their scales.
+    let weights = document["budgets"][0]["parts"][0]["bytes"].as_u64().unwrap();
+    assert!((8 << 30..10 << 30).contains(&weights), "{weights}");
+}

@@ -549,6 +549,9 @@ fn lm_studio_and_benches_are_llama_cpp() {
     let loaded =
         stdout(&["fit", "--gpu", "rtx4090", "--", "lms", "load", "llama3-8b", "--gpu=max", "--context-length=8192"]);
     assert!(loaded.contains("Q4_K_M") && loaded.contains("8,192"), "{loaded}");
+    // Names of its own catalogue have a publisher.
+    let loaded = stdout(&["fit", "--gpu", "rtx4070", "--", "lms", "load", "qwen/qwen3-14b"]);
+    assert!(loaded.contains("Q4_K_M weights"), "{loaded}");
     let benched = stdout(&[
         "fit",
         "--gpu",

@@ -114,6 +114,7 @@ fn vllm_leaves_windows_room_for_batches_in_flight() {
         held.blocks * 1000 / held.concurrency_thousandths
     };
     assert_eq!(blocks("0.32.0"), 3 * (4095 + 1024u64).div_ceil(16) + 3 + 512);
+    assert_eq!(blocks("0.33.0"), blocks("0.32.0"));
     assert_eq!(blocks("0.24.0"), 3 * (4095 + 512u64).div_ceil(16) + 3 + 512);
 }
 
@@ -397,4 +398,73 @@ fn vllm_leaves_out_encoders_that_are_not_asked_for() {
     assert!((weights("0.30.0", true) - 50.22).abs() < 0.05, "{}", weights("0.30.0", true));
     assert!(weights("0.30.0", false) > 51.0);
     assert_eq!(weights("0.14.0", true), weights("0.14.0", false));
+}
+
+fn pool(id: &str, plan: &ServePlan) -> Box<vramcast_core::serving::Budget> {
+    let Served::Pool(budget) = start(&model(id), plan).unwrap() else { panic!("no budget") };
+    budget
+}
+
+fn card(name: &str) -> vramcast_core::plan::Gpu {
+    vramcast_core::plan::Gpus::embedded().find(name).unwrap()
+}
+
+fn gib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
+}
+
+/// Room for every time stamp of a video, four streams wide, in 0.11 (e13 of truth/external/found: 14.77 and 2.31 GiB); a video as
+/// long as the sequence allows for Qwen2.5-VL, unless none may be sent.
+#[test]
+fn vllm_profiles_images_and_videos() {
+    let (version, tensor_parallel_size) = (Some("0.11.0".into()), Some(4));
+    let plan = ServePlan {
+        version,
+        tensor_parallel_size,
+        context: Some(65_536),
+        gpu: card("rtx3090"),
+        ..ServePlan::default()
+    };
+    let budget = pool("Qwen/Qwen3-VL-30B-A3B-Instruct", &plan);
+    assert!((gib(part(&budget, "weights")) / 14.7708 - 1.0).abs() < 0.003, "{budget:?}");
+    assert!((gib(budget.cache) / 2.31 - 1.0).abs() < 0.06, "{budget:?}");
+    let activations = |context: u64, no_videos: bool| {
+        let plan = ServePlan { context: Some(context), no_videos, gpu: card("a100-80gb"), ..ServePlan::default() };
+        part(&pool("Qwen/Qwen2.5-VL-7B-Instruct", &plan), "activations while profiling")
+    };
+    assert_eq!(activations(16_384, false), activations(16_384, true));
+    assert!(activations(131_072 - 3072, false) > 3 * activations(32_768, true));
+}
+
+/// Qwen 3's tables have slots since 0.16, and a tied head's once more until 0.28: 12.49 GiB with 64 of rank 16 (e18).
+#[test]
+fn vllm_has_slots_for_tables() {
+    let weights = |id: &str, version: &str| {
+        let (max_loras, max_lora_rank) = (Some(64), Some(16));
+        let version = Some(version.into());
+        let plan = ServePlan { version, enable_lora: true, max_loras, max_lora_rank, ..ServePlan::default() };
+        let budget = pool(id, &plan);
+        gib(part(&budget, "weights") + part(&budget, "LoRA slots"))
+    };
+    let tied = weights("Qwen/Qwen3-4B", "0.27.1");
+    assert!((tied - 12.49).abs() < 0.01, "{tied}");
+    assert!(weights("Qwen/Qwen3-4B", "0.28.0") < tied && weights("Qwen/Qwen3-4B", "0.15.0") < tied - 0.5);
+}
+
+/// A config may leave widths to its class (Llava's text), cards share the host's memory, and quantisers leave towers alone.
+#[test]
+fn vllm_reads_models_and_cards_as_they_are() {
+    assert_eq!(served("llava-hf/llava-v1.6-mistral-7b-hf").hidden, 4096);
+    let activations = |name: &str| {
+        let plan = ServePlan { gpu: card(name), version: Some("0.13.0".into()), ..ServePlan::default() };
+        part(&pool("Qwen/Qwen3-0.6B", &plan), "activations while profiling")
+    };
+    // NVML tells vLLM nothing of a DGX Spark: it gets the batches of a small card.
+    assert!(activations("dgx-spark") < activations("h100") / 2);
+    let weights = |quantization: &str| {
+        let plan = ServePlan { quantization: Some(quantization.into()), ..ServePlan::default() };
+        part(&pool("Qwen/Qwen2.5-VL-7B-Instruct", &plan), "weights")
+    };
+    // The tower's 0.68 billion weights in 16 bits.
+    assert!(weights("awq_marlin") > weights("nf4") + (700 << 20), "{} {}", weights("awq_marlin"), weights("nf4"));
 }

@@ -13,7 +13,7 @@ use vramcast_core::model::{Inputs, Model};
 use vramcast_core::plan::placement::Placement;
 use vramcast_core::plan::{Fault, Gpus, InferPlan, RunPlan, TrainPlan};
 use vramcast_core::serving::llama_cpp::Mixture;
-use vramcast_core::source::{catalogue, gguf};
+use vramcast_core::source::{catalogue, gguf, uploads};
 
 use super::card::{Card, Machine};
 use super::data::Data;
@@ -79,12 +79,16 @@ impl Question {
     fn kin(&mut self, named: Option<&str>, failure: Failure, reach: Reach) -> Result<Found, Failure> {
         let offline = failure.exit() == Exit::CouldNotFetch;
         // A file says itself how its model is quantised; without one the name is all that does.
-        let typed = || self.subject.name.clone().filter(|name| offline && !name.ends_with("-bnb-4bit"));
+        let serves = self.asked.runner().serves_checkpoints();
+        let typed = || self.subject.name.clone().filter(|name| offline && (serves || !name.ends_with("-bnb-4bit")));
         let Some(name) = named.map(str::to_owned).or_else(typed) else { return Err(failure) };
         // A GGUF that is not here says by its name what it holds.
         let stored = Mixture::of_name(&name);
         let plain = stored.as_ref().map(|(plain, _)| plain.clone());
         let plain = plain.filter(|_| self.asked.task == Task::Infer && self.asked.names("quantization").is_none());
+        // So does an upload that is quantised; what a line says of its kernel (`awq_marlin`) is no more than that.
+        let upload = uploads::quantised(&name).filter(|_| serves && offline);
+        let plain = plain.or_else(|| upload.map(|(plain, _)| plain.to_owned()));
         let found = plain.as_deref().and_then(|plain| catalogue::find(plain).map(|entry| entry.id));
         if let (Some(mixture), true) = (stored.map(|(_, mixture)| mixture), plain.is_some()) {
             self.asked.named.push(("quantization".into(), Given::Text(mixture.name.into())));
@@ -99,7 +103,13 @@ impl Question {
                 }
             };
         };
-        self.asked.notes.push(format!("{name} could not be fetched: {kin}, whose name says the same shape, stands in"));
+        let mut told = format!("{name} could not be fetched: {kin}, whose name says the same shape, stands in");
+        if let Some((_, method)) = upload {
+            self.asked.named.push(("quantization".into(), Given::Text(method.into())));
+            told +=
+                &format!(", all of its matrices in {method}; which of them the upload leaves whole is in its config");
+        }
+        self.asked.notes.push(told);
         self.subject.name = Some(kin);
         let mut found = self.subject.find(reach, false)?;
         found.stands_for = Some(name);

@@ -29,6 +29,11 @@ pub enum Runner {
 pub struct Scope(u32);
 
 impl Runner {
+    /// Whether it serves checkpoints as they are stored, quantised ones too.
+    pub fn serves_checkpoints(self) -> bool {
+        matches!(self, Self::Vllm | Self::Sglang | Self::Tgi | Self::TensorrtLlm)
+    }
+
     /// All of them: those that train, transformers' `generate`, those that serve.
     pub const ALL: [Self; 16] = [
         Self::OneCard,

@@ -114,11 +114,13 @@ pub struct VllmFacts {
     /// Whether the table of turns stays in fp32; a copy in 16 bits is made when it is first used
     /// (`_match_cos_sin_cache_dtype` of rotary_embedding/base.py).
     pub turns_in_single: bool,
+    /// Whether its towers are transformers' own classes, whose matrices vLLM does not quantise (gemma4_mm.py).
+    pub plain_towers: bool,
 }
 
 impl VllmFacts {
     /// Those of most.
-    pub const DEFAULT: Self = Self { triton: false, largest_graph: None, turns_in_single: false };
+    pub const DEFAULT: Self = Self { triton: false, largest_graph: None, turns_in_single: false, plain_towers: false };
     /// Those of models that Triton's kernels run.
     pub const TRITON: Self = Self { triton: true, ..Self::DEFAULT };
 }
@@ -210,12 +212,24 @@ pub enum ImageTokens {
     Patches,
     /// Patches of such an image pooled to as many as the config says under `mm_tokens_per_image`, or to so many.
     Pooled(u64),
-    /// So many, each of a square of patches: images keep their size up to the processor's limit.
-    Merged(u64),
+    /// So many, each of a square of patches: images keep their size up to the processor's limit; and those of a video.
+    Merged(u64, VideoTokens),
+}
+
+/// Tokens of the longest video.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VideoTokens {
+    /// Frames of the largest image, two of them in one, as many as a sequence has room for (Qwen2-VL).
+    Frames,
+    /// So many: the processor's limit is of all frames together (Qwen3-VL).
+    Fixed(u64),
+    /// None are let in.
+    None,
 }
 
 impl ImageTokens {
-    /// Qwen's default limit: 12,845,056 pixels in squares of 28, or 16,777,216 of 32 (`size.longest_edge` of their
-    /// preprocessor_config.json).
-    pub const QWEN: Self = Self::Merged(16_384);
+    /// Qwen's default limit: 12,845,056 pixels in squares of 28 (`size.longest_edge` of their preprocessor_config.json).
+    pub const QWEN2: Self = Self::Merged(16_384, VideoTokens::Frames);
+    /// The same of 16,777,216 in squares of 32; 25,165,824 of a video (video_preprocessor_config.json), two frames in one.
+    pub const QWEN3: Self = Self::Merged(16_384, VideoTokens::Fixed(12_288));
 }

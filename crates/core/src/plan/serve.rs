@@ -47,6 +47,8 @@ pub struct ServePlan {
     pub enforce_eager: bool,
     /// Encoders of images and sound are not loaded (vLLM).
     pub language_model_only: bool,
+    /// `--limit-mm-per-prompt '{"video": 0}'`: no videos in the profile run.
+    pub no_videos: bool,
     /// Keep finished prompts in the cache (vLLM).
     pub enable_prefix_caching: bool,
     /// Room for adapters (vLLM).
@@ -166,6 +168,7 @@ impl Default for ServePlan {
             block_size: None,
             enforce_eager: false,
             language_model_only: false,
+            no_videos: false,
             enable_prefix_caching: false,
             enable_lora: false,
             max_loras: None,

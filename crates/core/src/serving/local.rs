@@ -31,6 +31,13 @@ pub(super) fn start(model: &Model, plan: &ServePlan) -> Result<LlamaCppEstimate,
             _ => "the image encoder is counted by the size of its file; its graph is not".to_owned(),
         });
     }
+    let held = |card: &Buffers| card.model.saturating_add(card.cache).saturating_add(card.compute);
+    let full = estimate.devices.iter().any(|card| held(card) > plan.gpu.memory);
+    if plan.engine == ServingEngine::Ollama && plan.n_gpu_layers.is_none() && full {
+        estimate
+            .notes
+            .push("Ollama leaves on the host what does not fit the card: --solve layers says how many do".into());
+    }
     let Some(name) = &plan.speculative_model else { return Ok(estimate) };
     let draft = super::start::second_model(plan, name)?.in_files(model.draft().to_vec());
     // It runs beside the model with the same batches and cells, in 16 bits (`common_base_params_to_speculative`).

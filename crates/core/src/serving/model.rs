@@ -16,6 +16,8 @@ pub enum WeightFormat {
     Plain(DType),
     /// As the config's `quantization_config` says, the rest in a plain type.
     Checkpoint(Box<Quantization>, DType),
+    /// The same, but for encoders of images and sound: whoever quantises a checkpoint leaves them as they are.
+    Text(Box<Quantization>, DType),
     /// Every matrix in one storage format (a GGUF type), vectors in fp32.
     Stored(Format),
 }
@@ -40,7 +42,8 @@ impl WeightFormat {
             Self::Plain(dtype) => (vec![plain(*dtype)], false),
             Self::Stored(_) if shape.len() < 2 => (vec![plain(DType::F32)], false),
             Self::Stored(format) => (vec![format.bytes(shape).unwrap_or(u64::MAX)], true),
-            Self::Checkpoint(quantization, dtype) => {
+            Self::Text(_, dtype) if super::tensors::is_tower(&parameter.name) => (vec![plain(*dtype)], false),
+            Self::Checkpoint(quantization, dtype) | Self::Text(quantization, dtype) => {
                 let untouched = |_| (vec![plain(*dtype)], false);
                 quantization.stored(&parameter.weight(*dtype)).map_or_else(untouched, |stored| {
                     (stored.parts.iter().map(|part| part.bytes).collect(), stored.quantized)
@@ -214,12 +217,14 @@ impl ServedModel {
             return;
         };
         let output = |parameter: &&Parameter| parameter.name.ends_with("self_attn.o_proj.weight");
-        let width = parameters.iter().filter(output).map(|parameter| parameter.shape.size(1)).max().unwrap_or(0);
+        let side = |side: i64| parameters.iter().filter(output).map(|parameter| parameter.shape.size(side)).max();
+        let (hidden, width) = (side(0).unwrap_or(0), side(1).unwrap_or(0));
         // Not always the width over the heads: Gemma 3's is 256 wherever its config does not say.
         self.head_dim = if unsaid { cache.key_dim } else { self.head_dim };
         let heads = width.checked_div(cache.value_dim).unwrap_or(0);
         let sizes = [
             (&mut self.vocabulary, rows.unwrap_or(0)),
+            (&mut self.hidden, hidden),
             (&mut self.heads, heads),
             (&mut self.kv_heads, cache.true_heads),
             (&mut self.head_dim, cache.key_dim),

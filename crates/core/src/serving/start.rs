@@ -11,6 +11,7 @@ use super::{Budget, ServedModel, WeightFormat};
 use crate::dtype::DType;
 use crate::memory::device::Device;
 use crate::model::Model;
+use crate::model::facts::VideoTokens;
 use crate::plan::{Fault, ServePlan, ServingEngine};
 use crate::source::catalogue;
 use crate::source::quantization::Quantization;
@@ -80,6 +81,9 @@ pub fn start(model: &Model, plan: &ServePlan) -> Result<Served, Vec<Fault>> {
             if plan.language_model_only && rules(&engine.version).since >= [0, 15, 0] {
                 served.leave_out_towers();
             }
+            if let (true, Some(encoder)) = (plan.no_videos, &mut served.image_encoder) {
+                encoder.video = encoder.video.map(|_| VideoTokens::None);
+            }
             let draft = draft(plan, &served, &engine).map_err(one)?;
             let mut budget = engine.budget_with(&served, draft.as_ref());
             budget.notes.extend(without_effect(plan, &engine, &served));
@@ -111,11 +115,19 @@ fn format(plan: &ServePlan, model: &Model) -> Result<WeightFormat, Fault> {
         return if same { Ok(own) } else { Err(bad(said).or_drop("quantization")) };
     }
     let WeightFormat::Plain(dtype) = own else {
-        return Err(bad("{quantization}: the config is quantised already".into()).or_drop("quantization"));
+        // Engines take the method of the config again, or the name of the kernel that runs it (`_verify_quantization`).
+        let stored = model.config()["quantization_config"]["quant_method"].as_str().unwrap_or_default().to_owned();
+        let said = format!("{{quantization}} {method}: the config says {stored}");
+        let same = plain_method(method) == plain_method(&stored);
+        return if same { Ok(own) } else { Err(bad(said).or_drop("quantization")) };
     };
     let read = Quantization::from_config(&json!({"quantization_config": section(method)?}));
     let read = read.map_err(|error| bad(error.to_string()))?;
-    Ok(read.map_or(WeightFormat::Plain(dtype), |read| WeightFormat::Checkpoint(Box::new(read), dtype)))
+    // Kernels of 4 bits need a checkpoint; others are quantised while they are loaded, and with them towers of vLLM's own.
+    let loaded = ["fp8", "w8a8", "int8", "nf4", "bitsandbytes"].contains(&method.to_ascii_lowercase().as_str());
+    let stored =
+        if loaded && !model.family().facts.vllm.plain_towers { WeightFormat::Checkpoint } else { WeightFormat::Text };
+    Ok(read.map_or(WeightFormat::Plain(dtype), |read| stored(Box::new(read), dtype)))
 }
 
 /// vLLM and SGLang keep the matrices of a GGUF file as they lie in it (layers/quantization/gguf.py), the others read none.
@@ -138,9 +150,17 @@ fn in_file(plan: &ServePlan, model: &Model, served: &mut ServedModel) -> Result<
     Ok(())
 }
 
+/// A method without the name of a kernel that runs it: `awq_marlin` is AWQ.
+fn plain_method(method: &str) -> String {
+    let lower = method.to_ascii_lowercase().replace('_', "-");
+    let ends = ["-marlin", "-fp4", "-mixed", "-24"];
+    let plain = ends.iter().find_map(|end| lower.strip_suffix(end)).unwrap_or(&lower);
+    plain.strip_prefix("gpt-oss-").unwrap_or(plain).to_owned()
+}
+
 /// The usual settings of a method.
 fn section(method: &str) -> Result<Value, Fault> {
-    Ok(match method.to_ascii_lowercase().as_str() {
+    Ok(match method.to_ascii_lowercase().trim_end_matches("_marlin") {
         "awq" => json!({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}),
         "gptq" | "int4" | "w4a16" => json!({"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": true}),
         "fp8" | "w8a8" => json!({"quant_method": "fbgemm_fp8"}),

@@ -21,6 +21,7 @@ pub mod python;
 pub mod quantization;
 pub mod safetensors;
 pub mod safetensors_index;
+pub mod uploads;
 
 use crate::dtype::DType;
 

@@ -81,9 +81,10 @@ pub(super) fn line(
 
 /// LM Studio's words for llama.cpp's (`lms load --help`): a context of 4096 unless said, all layers, or a share of them.
 fn loaded(object: &mut Map<String, Value>, model: Option<&String>) {
-    // What it fetches where nothing is said.
-    if model.is_some_and(|model| !model.contains('/') && !model.ends_with(".gguf")) {
-        object.entry("quantization").or_insert("Q4_K_M".into());
+    // What it fetches where nothing is said; names of its own catalogue have a publisher too (`qwen/qwen3-14b`).
+    if let Some(model) = model.map(|model| model.to_lowercase()).filter(|model| !model.contains("gguf")) {
+        let usual = if model.contains("gpt-oss") { "MXFP4" } else { "Q4_K_M" };
+        object.entry("quantization").or_insert(usual.into());
     }
     let gpu =
         object.shift_remove("gpu").and_then(|value| value.as_str().map(str::to_owned).or(Some(value.to_string())));
@@ -282,8 +283,12 @@ pub(in crate::ask) fn layer(
                 speculative(value, &mut content);
                 continue;
             }
-            "limit_mm_per_prompt" if without_images(value) => {
+            "limit_mm_per_prompt" if !has_some(value, "image") && !has_some(value, "video") => {
                 content.named.push(("language_model_only".into(), Given::Value(Value::Bool(true))));
+                continue;
+            }
+            "limit_mm_per_prompt" if !has_some(value, "video") => {
+                content.named.push(("no_videos".into(), Given::Value(Value::Bool(true))));
                 continue;
             }
             _ => {}
@@ -340,11 +345,12 @@ fn counted(value: &Value) -> Value {
     count.map_or_else(|| value.clone(), Value::from)
 }
 
-/// Whether neither images nor videos may be sent, so that nothing encodes them.
-fn without_images(value: &Value) -> bool {
+/// Whether a limit lets in some of a kind: an object, or `image=1,video=0` of older versions.
+fn has_some(value: &Value, kind: &str) -> bool {
     let read = value.as_str().and_then(|text| serde_json::from_str(text).ok());
     let limits: &Value = read.as_ref().unwrap_or(value);
-    ["image", "video"].iter().all(|kind| limits[*kind].as_u64() == Some(0))
+    let older = value.as_str().is_some_and(|text| text.split(',').any(|part| part.trim() == format!("{kind}=0")));
+    limits[kind].as_u64() != Some(0) && !older
 }
 
 /// vLLM's object for guesses ahead, as the flags for it.

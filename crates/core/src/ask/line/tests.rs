@@ -214,6 +214,8 @@ fn flags_of_serving_engines_in_their_own_words() {
         ("text-generation-launcher --model-id a/b --cuda-memory-fraction 0.8", "gpu_memory_utilization", json!(0.8)),
         ("text-generation-launcher --model-id a/b --quantize eetq", "quantization", json!("int8")),
         (r#"vllm serve a/b --limit-mm-per-prompt '{"image":0,"video":0}'"#, "language_model_only", json!(true)),
+        (r#"vllm serve a/b --limit-mm-per-prompt '{"image":2,"video":0}'"#, "no_videos", json!(true)),
+        ("vllm serve a/b --limit-mm-per-prompt image=2,video=0", "no_videos", json!(true)),
     ] {
         let found = given(line, name).1.unwrap_or_else(|| panic!("{line}: {name}"));
         assert!(format!("{found:?}").contains(value.to_string().trim_matches('"')), "{line}: {found:?}");

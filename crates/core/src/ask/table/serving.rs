@@ -23,7 +23,7 @@ pub(super) const ROWS: &[Setting] = &[
         .from("transformers")
         .on(S, Scope::INFER)
         .example("--engine sglang"),
-    setting("version", "engine-version", Kind::Text, "The version whose rules hold (vLLM: 0.6 to 0.32, \"0.8.5 V0\" for the older engine; llama.cpp: a build such as b5781, current or early)")
+    setting("version", "engine-version", Kind::Text, "The version whose rules hold (vLLM: 0.6 to 0.33, \"0.8.5 V0\" for the older engine; llama.cpp: a build such as b5781, current or early)")
         .value("VERSION")
         .from("the newest that the rules know")
         .on(S, Scope::VLLM.and(Scope::LLAMA_CPP)),
@@ -100,6 +100,8 @@ pub(super) const ROWS: &[Setting] = &[
         .example("--block-size 64"),
     setting("enforce_eager", "enforce-eager", Kind::Switch, "No CUDA graphs").on(S, Scope::VLLM).example("--enforce-eager"),
     setting("language_model_only", "language-model-only", Kind::Switch, "Encoders of images and sound are not loaded, as with 0 images and videos in --limit-mm-per-prompt")
+        .on(S, Scope::VLLM),
+    setting("no_videos", "no-videos", Kind::Switch, "No videos in the profile run, as with 0 of them in --limit-mm-per-prompt")
         .on(S, Scope::VLLM),
     setting("enable_prefix_caching", "enable-prefix-caching", Kind::Switch, "Keep finished prompts in the cache; takes no memory of its own")
         .on(S, Scope::VLLM),

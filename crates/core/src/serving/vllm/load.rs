@@ -344,6 +344,38 @@ fn own_share(model: &ServedModel, tensor: &ServedTensor, bytes: u64, rank: Rank)
     }
 }
 
+/// Architectures whose tables have slots for adapters (`embedding_modules` of vLLM's models): those, and Qwen 3 since 0.16.
+const ADAPTED: &[&str] = &[
+    "ApertusForCausalLM",
+    "BambaForCausalLM",
+    "CohereForCausalLM",
+    "Cohere2ForCausalLM",
+    "ExaoneForCausalLM",
+    "Exaone4ForCausalLM",
+    "FalconH1ForCausalLM",
+    "GraniteForCausalLM",
+    "GraniteMoeForCausalLM",
+    "GraniteMoeHybridForCausalLM",
+    "GraniteMoeSharedForCausalLM",
+    "JambaForCausalLM",
+    "Lfm2ForCausalLM",
+    "Lfm2MoeForCausalLM",
+    "LlamaForCausalLM",
+    "MiniCPMForCausalLM",
+    "MistralForCausalLM",
+    "MixtralForCausalLM",
+    "NemotronForCausalLM",
+    "NemotronHForCausalLM",
+    "PhiMoEForCausalLM",
+    "SolarForCausalLM",
+];
+const QWEN3: &[&str] = &["Qwen3ForCausalLM", "Qwen3MoeForCausalLM"];
+
+fn adapts_tables(model: &ServedModel, rules: &Rules) -> bool {
+    let name = model.architecture.as_str();
+    ADAPTED.contains(&name) || (rules.adapts_qwen3 && QWEN3.contains(&name))
+}
+
 /// Tensors of the adapters' slots: two per joined matrix, and the tables' where the version has them
 /// (vllm/lora/layers).
 fn slots(model: &ServedModel, rank: Rank, rules: &Rules, count: u64, rows: u64) -> Vec<u64> {
@@ -360,7 +392,7 @@ fn slots(model: &ServedModel, rank: Rank, rules: &Rules, count: u64, rows: u64) 
                 made.push(size(rows, share(inputs, by_rows)));
                 made.push(size(share(outputs, !by_rows), rows));
             }
-            (Division::Table, None) => {
+            (Division::Table, None) if adapts_tables(model, rules) => {
                 let extra = rules.lora_extra_vocabulary;
                 // The embedding's, and those of the logits; the words that adapters add, beside the table and in each.
                 made.extend([size(extra, inputs), size(extra, inputs), extra.saturating_mul(inputs).saturating_mul(2)]);
@@ -369,6 +401,10 @@ fn slots(model: &ServedModel, rank: Rank, rules: &Rules, count: u64, rows: u64) 
                 if model.head == 0 {
                     made.push(size(inputs, rows));
                     made.push(size(outputs.saturating_add(extra).next_multiple_of(256), rows));
+                    // A head that is the table itself is wrapped once more.
+                    if rules.head_is_table && QWEN3.contains(&model.architecture.as_str()) {
+                        made.extend([size(outputs.saturating_add(extra), rows), size(inputs, rows)]);
+                    }
                 }
             }
             _ => {}

@@ -105,6 +105,8 @@ impl Default for VllmPlan {
 
 /// Cards of this and more get the larger defaults (`get_batch_defaults` of vllm/engine/arg_utils.py), but A100s.
 const LARGE_CARD: u64 = 70 << 30;
+/// Cards whose memory is the host's: NVML does not say how much, and vLLM takes them for small ones.
+const SHARED: [&str; 2] = ["dgx spark", "jetson"];
 /// Those of this and more, larger ones still (`get_batch_defaults`).
 const LARGEST_CARD: u64 = 160 << 30;
 
@@ -113,8 +115,9 @@ const ENDLESS: u64 = 1 << 40;
 
 impl VllmPlan {
     fn is_large(&self, rules: &Rules) -> bool {
-        let small = rules.a100_is_small && self.card.to_ascii_lowercase().contains("a100");
-        self.memory >= LARGE_CARD && !small
+        let name = self.card.to_ascii_lowercase();
+        let small = rules.a100_is_small && name.contains("a100");
+        self.memory >= LARGE_CARD && !small && !SHARED.iter().any(|part| name.contains(part))
     }
 
     fn sequences(&self, rules: &Rules) -> u64 {
@@ -123,7 +126,7 @@ impl VllmPlan {
 
     fn batched(&self, rules: &Rules, length: u64) -> u64 {
         self.max_num_batched_tokens.unwrap_or(match rules.v1 {
-            true if self.memory >= LARGEST_CARD => rules.largest_batch,
+            true if self.memory >= LARGEST_CARD && self.is_large(rules) => rules.largest_batch,
             true if self.is_large(rules) => 8192,
             true => 2048,
             // Before V1 prompts were cut in chunks from 32k on only.

@@ -14,6 +14,17 @@ const COMMUNICATOR: u64 = 942 << 20;
 /// torch's own communicator, which FlashInfer's workspace is exchanged over: 1.50 GiB between two H100s, 2.03 between four, which
 /// also multicast (2.07 and 2.13 GiB outside torch less `MET` and the workspace; the same logs).
 const EXCHANGE: [u64; 2] = [1536 << 20, 2079 << 20];
+/// Cards joined by NVLink as a whole: NCCL opens many channels between them. Others have the two of PCI Express, but for
+/// Blackwell's: what two RTX 5090 and four RTX PRO 6000 hold (d2 and e3 of truth/external/found) is that of linked cards, and why
+/// is not known.
+const LINKED: [&str; 6] = ["A100", "A800", "V100", "GB200", "RTX 50", "RTX PRO"];
+/// What a channel of NCCL has for each neighbour: 4 MiB, and the smaller protocols' 4.69 and 0.5 (`DEFAULT_BUFFSIZE`,
+/// `DEFAULT_LL128_BUFFSIZE` and `DEFAULT_LL_BUFFSIZE` of NCCL's init.cc), in a ring and in a tree.
+const CHANNEL: u64 = 2 * ((4 << 20) + 640 * 120 * 8 * 8 + 512 * 8 * 8 * 16);
+const CHANNELS: u64 = 2;
+/// What a communicator takes there besides, NCCL's code above all: 0.25 GiB outside torch on each of two RTX 4090 (vLLM 0.7,
+/// truth/external/vllm_logs.json) less its channels and what a card alone has.
+const NEIGHBOUR: u64 = 90 << 20;
 /// Buffers of a fused sum: the sum's own, and three that take turns
 /// (`trtllm_create_ipc_workspace_for_all_reduce_fusion` of FlashInfer 0.6).
 const FUSED_BUFFERS: u64 = 4;
@@ -31,9 +42,19 @@ impl VllmPlan {
         let own = match self.fused_sums(rules, tensor, stages, hidden) {
             Some(workspace) => MET.saturating_add(workspace).saturating_add(EXCHANGE[usize::from(tensor > 2)]),
             None if meets && tensor == 1 && rules.met_before => MET,
+            None if meets && !self.is_linked() => {
+                let met = if rules.met_before { 0 } else { NEIGHBOUR };
+                kernels.saturating_add(left).saturating_add(CHANNELS * CHANNEL).saturating_add(met)
+            }
             None => kernels.saturating_add(left).saturating_add(communication(tensor.max(stages))),
         };
         own.saturating_add(context).saturating_add(communicator)
+    }
+
+    fn is_linked(&self) -> bool {
+        let name = self.card.to_ascii_uppercase();
+        let named = LINKED.iter().any(|part| name.contains(part));
+        named || load::is_hopper(&self.card) || load::is_large_blackwell(&self.card)
     }
 
     /// The workspace of sums over cards that are fused with the norm after them: compiled models on cards with a switch, since

@@ -76,7 +76,7 @@ impl VllmPlan {
         let [workspace, latent] = self.latent(model, batch, rules);
         // The second runner makes latent attention's workspace with the cache, after the profile.
         let workspace = if second { 0 } else { workspace };
-        let (cached, encoder) = encoder::profile(model, batch);
+        let (cached, encoder) = encoder::profile(model, rules, batch, tensor);
         let text = sampler.max(dense).max(experts).max(latent).saturating_add(cached);
         text.max(encoder).saturating_add(workspace)
     }

@@ -17,7 +17,7 @@ pub const FAMILY: Family = Family {
     facts: Facts {
         liger: Liger::NotSimulated,
         patch_side: Some(14),
-        image_tokens: Some(ImageTokens::QWEN),
+        image_tokens: Some(ImageTokens::QWEN2),
         ..Facts::DEFAULT
     },
     build,

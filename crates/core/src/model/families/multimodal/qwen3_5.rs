@@ -17,7 +17,7 @@ pub const FAMILY: Family = Family {
     facts: Facts {
         liger: Liger::NotSimulated,
         patch_side: Some(16),
-        image_tokens: Some(ImageTokens::QWEN),
+        image_tokens: Some(ImageTokens::QWEN3),
         tasks: super::ALSO_CAUSAL,
         ..Facts::DEFAULT
     },

@@ -20,7 +20,7 @@ pub const FAMILY: Family = Family {
     facts: Facts {
         liger: Liger::NotSimulated,
         patch_side: Some(16),
-        image_tokens: Some(ImageTokens::QWEN),
+        image_tokens: Some(ImageTokens::QWEN3),
         registration: &[&["experts", "gate"]],
         ..Facts::DEFAULT
     },
