@@ -10,6 +10,7 @@ use super::{norm, rotary};
 use crate::dtype::DType;
 use crate::memory::lower::tensor_parallel::Split;
 use crate::memory::tensor::Tensor;
+use crate::memory::torch::ring::{Ring, Round};
 use crate::model::op::{
     Activation, Attention, Binary, Cast, EagerStyle, Loss, Mask, ModuleId, Op, ParameterId, Reduction, Unary, ValueId,
 };
@@ -53,6 +54,8 @@ pub(in crate::memory) struct Around<'a> {
     pub(in crate::memory) flex: bool,
     /// Whether it is the model's own eager code.
     pub(in crate::memory) eager: bool,
+    /// The cards that share a sequence.
+    pub(in crate::memory) ring: Option<Ring>,
     /// How modules are split over cards.
     pub(in crate::memory) split: Option<&'a Split>,
     /// Whether LoRA drops some of what goes in.
@@ -183,9 +186,17 @@ impl Tracer<'_> {
         let (whole, own) = (self.program.values[value.0 as usize], self.graph.shape(id));
         let part = whole.rank() == 3 && own.rank() == 3 && own.size(1) < whole.size(1);
         Some(match self.gathers.filter(|_| part) {
-            Some(ways) => self.graph.gather_sequence(id, ways),
+            Some(ways) => {
+                let part = if self.sends_bytes() { self.graph.cast_once(id, DType::F8E4M3) } else { id };
+                self.graph.gather_sequence(part, ways)
+            }
             None => id,
         })
+    }
+
+    /// Whether cards that share a layer send each other bytes.
+    fn sends_bytes(&self) -> bool {
+        self.around.float8 == Some(Float8::Tensorwise) && self.around.split.is_some_and(|split| split.sequence)
     }
 
     /// An input of an operation that autocast runs in the narrow type.
@@ -239,11 +250,13 @@ impl Tracer<'_> {
                 let weight =
                     self.graph.unpacked(stored, [shape.last(), self.graph.shape(x).last()], self.around.weights);
                 let bias = bias.map(|bias| self.parameter(bias)).transpose()?;
+                let rows = self.around.split.filter(|split| split.scatters(ModuleId(self.graph.module)));
+                let bytes = rows.is_some() && self.in_layer && self.sends_bytes();
+                let x = if bytes { self.graph.cast_once(x, DType::F8E4M3) } else { x };
                 let result = self.linear(x, (weight, bias, *layout), shape)?;
                 let result = self.adapted(x, result, shape)?;
-                let rows = self.around.split.filter(|split| split.scatters(ModuleId(self.graph.module)));
-                let kept = self.around.selective.is_some();
-                one(rows.map_or(result, |split| self.graph.scatter_sequence(result, split.ways, kept)))
+                let how = (self.around.selective.is_some(), bytes);
+                one(rows.map_or(result, |split| self.graph.scatter_sequence(result, split.ways, how)))
             }
             Op::Norm { kind, weight, bias } => {
                 let [weight, bias] = [weight, bias].map(|id| id.map(|id| self.parameter(id)).transpose());
@@ -467,18 +480,32 @@ impl Tracer<'_> {
             DType::Bool => g.node(Kind::Pointwise("where"), &[mask], g.shape(mask), dtype),
             _ => g.cast(mask, dtype),
         });
+        let sizes = g.shape(q).with(-1, g.shape(v).last());
+        let joined = Shape::from([sizes.size(0), sizes.size(2), sizes.size(1), sizes.size(3)]);
+        let kept = self.around.selective.is_some();
+        if let Some(ring) = self.around.ring {
+            if mask.is_some() || flex {
+                return Err("context parallel with a mask or flex attention".into());
+            }
+            let output = g.ring_attention([q, k, v], ring, kept);
+            let tokens = g.view("permute", output, joined);
+            // Halves that were put together lie by heads.
+            let by_heads = (0..ring.ranks).any(|index| ring.round(index) == Round::SecondQueries);
+            return Ok(match by_heads {
+                true => g.with_rule(Kind::Pointwise("clone"), &[tokens], joined, dtype, Rule::Shifted),
+                false => tokens,
+            });
+        }
         let mut inputs = vec![q, k, v];
         inputs.extend(mask);
-        let sizes = g.shape(q).with(-1, g.shape(v).last());
         let kernel = g.node(Kind::Attention, &inputs, sizes, dtype);
         let rule = Rule::Attention { q, k, v, mask, kernel };
         let output = g.with_rule(Kind::Item(0), &[kernel], sizes, dtype, rule);
         let statistic = g.statistic(kernel);
         g.needs[statistic as usize] = false;
         for id in [kernel, output, statistic] {
-            g.nodes[id as usize].kept = self.around.selective.is_some();
+            g.nodes[id as usize].kept = kept;
         }
-        let joined = Shape::from([sizes.size(0), sizes.size(2), sizes.size(1), sizes.size(3)]);
         Ok(g.view("permute", output, joined))
     }
 }
