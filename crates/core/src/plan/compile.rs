@@ -123,9 +123,10 @@ impl TrainPlan {
     }
 
     fn check_float8(&self, faults: &mut Faults) {
-        let gathers = self.parallel.as_ref().is_some_and(
-            |parallel| matches!(&parallel.engine, Engine::Fsdp2(fsdp) if fsdp.float8_gather),
-        );
+        let gathers = self
+            .parallel
+            .as_ref()
+            .is_some_and(|parallel| matches!(&parallel.engine, Engine::Fsdp2(fsdp) if fsdp.float8_gather));
         if gathers && self.float8 != Some(Float8::Tensorwise) {
             let what = "gathering bytes without one scale for each tensor";
             faults.add(Fault::unsupported(GATHER, what).or_set("float8", "tensorwise").or_drop(GATHER));

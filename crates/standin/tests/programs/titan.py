@@ -1,7 +1,7 @@
 """One card of a mesh, as torchtitan lays one out, around transformers' layers: `titan.py ROWS.jsonl ID [STEPS]`.
 
 A row is one of truth/ledger with `run.dist` of engine `mesh` and, beside what FORMAT.md lists, `compile` (`layers`,
-`layers-and-loss`), `float8` (`tensorwise`, `rowwise`) and `float8_gather`. Run by
+`layers-and-loss`), `float8` (`tensorwise`, `rowwise`) and `dist.float8_gather`. Run by
 
     vramcast rehearse --gpu h200 --world W --rank R -- python titan.py ROWS.jsonl ID
 
@@ -156,7 +156,7 @@ def main():
         if float8 == "rowwise":
             how = Float8LinearConfig.from_recipe_name("rowwise")
         else:
-            how = Float8LinearConfig(enable_fsdp_float8_all_gather=bool(run.get("float8_gather")))
+            how = Float8LinearConfig(enable_fsdp_float8_all_gather=bool(dist_.get("float8_gather")))
         convert_to_float8_training(model, config=how, module_filter_fn=lambda _, name: "lm_head" not in name)
     count, batch, seq = config.num_hidden_layers, run["batch"], run["seq"]
     micro = dist_.get("microbatches", 1)

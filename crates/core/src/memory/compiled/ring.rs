@@ -90,11 +90,14 @@ impl Graph {
                 numbers = self.map("clone", numbers, DType::F32);
             }
             let made = (round != Round::Nothing).then(|| {
-                let run = self.node(Kind::AttentionBackward, &[back, rows, k, v, out, numbers], self.shape(rows), dtype);
-                [(0, rows), (1, k), (2, v)].map(|(place, of)| self.node(Kind::Item(place), &[run], self.shape(of), dtype))
+                let run =
+                    self.node(Kind::AttentionBackward, &[back, rows, k, v, out, numbers], self.shape(rows), dtype);
+                [(0, rows), (1, k), (2, v)]
+                    .map(|(place, of)| self.node(Kind::Item(place), &[run], self.shape(of), dtype))
             });
             if let Some(sent) = gradients {
-                let [of_keys, of_values] = PARTS[0].map(|name| self.node(Kind::View(name), &[sent], self.shape(keys), DType::F32));
+                let [of_keys, of_values] =
+                    PARTS[0].map(|name| self.node(Kind::View(name), &[sent], self.shape(keys), DType::F32));
                 (sums[1], sums[2]) = (Some(of_keys), Some(of_values));
             }
             for (place, sum) in sums.iter_mut().enumerate() {
@@ -105,12 +108,13 @@ impl Graph {
             let parts = [sums[1], sums[2]].map(|sum| sum.unwrap_or(q));
             let elements: u64 = parts.iter().map(|part| self.shape(*part).elements()).sum();
             let joined = self.node(Kind::Join, &parts, Shape::from([elements]), DType::F32);
-            gradients = Some(self.node(Kind::Library("all_to_all_single"), &[joined], Shape::from([elements]), DType::F32));
+            gradients =
+                Some(self.node(Kind::Library("all_to_all_single"), &[joined], Shape::from([elements]), DType::F32));
         }
         let of_query = sums[0].map(|sum| self.cast(sum, dtype));
         let narrow = gradients.map(|sent| self.cast(sent, dtype));
-        let [of_key, of_value] =
-            [(0, k), (1, v)].map(|(place, of)| narrow.map(|all| self.node(Kind::View(PARTS[0][place]), &[all], self.shape(of), dtype)));
+        let [of_key, of_value] = [(0, k), (1, v)]
+            .map(|(place, of)| narrow.map(|all| self.node(Kind::View(PARTS[0][place]), &[all], self.shape(of), dtype)));
         [(q, of_query), (k, of_key), (v, of_value)].into_iter().filter_map(|(of, made)| Some((of, made?))).collect()
     }
 
@@ -149,8 +153,9 @@ impl Graph {
 
     fn received(&mut self, buffer: Id, index: u64, like: [Id; 2], ring: Ring) -> [Id; 2] {
         let place = if ring.rotate == Rotate::Allgather { (index as usize).min(PARTS.len() - 1) } else { 0 };
-        [(0, like[0]), (1, like[1])]
-            .map(|(half, like)| self.node(Kind::View(PARTS[place][half]), &[buffer], self.shape(like), self.dtype(like)))
+        [(0, like[0]), (1, like[1])].map(|(half, like)| {
+            self.node(Kind::View(PARTS[place][half]), &[buffer], self.shape(like), self.dtype(like))
+        })
     }
 
     /// `_SDPAMerger.step`.

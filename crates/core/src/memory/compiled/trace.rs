@@ -166,7 +166,9 @@ impl Tracer<'_> {
         let tensor = (self.around.given)(source)?;
         let id = self.graph.primal(tensor.shape, tensor.dtype, tensor.needs_grad());
         self.sources.push((source, id));
-        if !matches!(source, Source::Value(_)) {
+        // One that was gathered as bytes is no parameter but part of a tensor that wraps them.
+        let bytes = tensor.dtype == DType::F8E4M3;
+        if !matches!(source, Source::Value(_)) && !bytes {
             self.graph.parameters.push(id);
         }
         Some(id)
