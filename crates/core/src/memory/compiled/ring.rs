@@ -13,7 +13,7 @@ use crate::plan::parallel::Rotate;
 /// The dimension that is split.
 const SEQUENCE: i64 = 2;
 
-/// Names of the parts of a buffer; more cards share the last, which no graph is told apart by.
+/// Names of the parts of a buffer. Beyond eight cards rounds share the last one, and are run once.
 const PARTS: [[&str; 2]; 8] = [
     ["keys", "values"],
     ["keys 1", "values 1"],
@@ -33,12 +33,7 @@ impl Graph {
         let mut merged: Option<(Id, Id)> = None;
         let mut buffer = None;
         for index in 0..ring.ranks {
-            if let Some(buffer) = buffer.filter(|_| index > 0) {
-                [keys, values] = self.received(buffer, index, [keys, values], ring);
-            }
-            if index + 1 < ring.ranks {
-                buffer = self.sent(buffer, [keys, values], ring.rotate, ring.ranks);
-            }
+            [keys, values] = self.rotated(&mut buffer, index, [keys, values], ring);
             let round = ring.round(index);
             let (rows, [k, v]) = match round {
                 Round::Nothing => continue,
@@ -68,12 +63,7 @@ impl Graph {
         let mut sums: [Option<Id>; 3] = [None; 3];
         let (mut buffer, mut gradients) = (None, None);
         for index in 0..ring.ranks {
-            if let Some(buffer) = buffer.filter(|_| index > 0) {
-                [keys, values] = self.received(buffer, index, [keys, values], ring);
-            }
-            if index + 1 < ring.ranks {
-                buffer = self.sent(buffer, [keys, values], ring.rotate, ring.ranks);
-            }
+            [keys, values] = self.rotated(&mut buffer, index, [keys, values], ring);
             let round = ring.round(index);
             let second = |graph: &mut Self, x: Id| match round {
                 Round::SecondQueries => graph.half(x, "second half"),
@@ -134,6 +124,18 @@ impl Graph {
     fn half(&mut self, x: Id, name: &'static str) -> Id {
         let shape = self.shape(x);
         self.node(Kind::View(name), &[x], shape.with(SEQUENCE, shape.size(SEQUENCE) / 2), self.dtype(x))
+    }
+
+    /// Keys and values of a round: what came, which is then sent on.
+    fn rotated(&mut self, buffer: &mut Option<Id>, index: u64, own: [Id; 2], ring: Ring) -> [Id; 2] {
+        let own = match *buffer {
+            Some(buffer) if index > 0 => self.received(buffer, index, own, ring),
+            _ => own,
+        };
+        if index + 1 < ring.ranks {
+            *buffer = self.sent(*buffer, own, ring.rotate, ring.ranks);
+        }
+        own
     }
 
     /// Sends on what a card has: to all at once, or to the next.
