@@ -155,7 +155,9 @@ fn predicted(row: &Value) -> Result<(f64, f64), String> {
         // Under a pipeline parameters stay gathered between micro-batches.
         let reshard_after_forward = Reshard::Flag(number("pp") == 1);
         let pipeline = Pipeline { schedule, ..Pipeline::default() };
-        Engine::Fsdp2(Fsdp2 { mixed_precision: types, tensor, pipeline, reshard_after_forward, ..Fsdp2::default() })
+        let float8_gather = row["float8"].as_str().is_some_and(|text| text.contains("all-gather"));
+        let options = Fsdp2 { mixed_precision: types, tensor, pipeline, reshard_after_forward, ..Fsdp2::default() };
+        Engine::Fsdp2(Fsdp2 { float8_gather, ..options })
     };
     let (mut shard, tp, cp, pp) = (number("fsdp_shard"), number("tp"), number("cp"), number("pp"));
     if shard * tp * cp * pp > number("world_size") {

@@ -8,6 +8,9 @@ use super::{AttentionKind, Checkpointing, Fault, Faults, Kernels, LossKind, Mode
 /// The torch whose compiler the rules follow.
 pub const RULES: &str = "torch 2.11";
 
+/// Where it is said that weights are gathered as bytes.
+const GATHER: &str = "parallel.engine.fsdp2.float8_gather";
+
 /// What is compiled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -69,8 +72,7 @@ impl TrainPlan {
                 Engine::Tp(tensor) => tensor.form,
                 _ => return false,
             };
-            let tensor = mesh.tp == 1 || form == TensorForm::Torchtitan;
-            tensor && mesh.pp.max(mesh.cp).max(mesh.sp) == 1
+            (mesh.tp == 1 || form == TensorForm::Torchtitan) && mesh.sp == 1
         };
         let spread = self.parallel.as_ref();
         let losses: &[LossKind] = match compile {
@@ -104,7 +106,7 @@ impl TrainPlan {
             (whole && spread.is_some(), "the whole model on several cards (each layer by itself is)"),
             (
                 !whole && !spread.is_none_or(alone),
-                "several cards, other than FSDP2's data parallel and torchtitan's tensor parallel",
+                "several cards, other than FSDP2's data, context and pipeline parallel and torchtitan's tensor parallel",
             ),
             (self.job.is_flat(), "batches without padding, which are traced anew with symbols for sizes,"),
             (self.objective.kind != TaskKind::Sft, "a task other than the model's own loss"),
@@ -121,6 +123,14 @@ impl TrainPlan {
     }
 
     fn check_float8(&self, faults: &mut Faults) {
+        let gathers = self
+            .parallel
+            .as_ref()
+            .is_some_and(|parallel| matches!(&parallel.engine, Engine::Fsdp2(fsdp) if fsdp.float8_gather));
+        if gathers && self.float8 != Some(Float8::Tensorwise) {
+            let what = "gathering bytes without one scale for each tensor";
+            faults.add(Fault::unsupported(GATHER, what).or_set("float8", "tensorwise").or_drop(GATHER));
+        }
         if self.float8.is_none() {
             return;
         }
@@ -128,13 +138,8 @@ impl TrainPlan {
             let fault = Fault::unsupported("float8", "float8 training without torch.compile");
             faults.add(fault.or_set("torch_compile", "layers").or_drop("float8"));
         }
-        let refused = [
-            (self.adapter.is_some(), "adapters"),
-            (self.checkpoints.selective.is_some(), "selective checkpoints"),
-            (self.parallel.as_ref().is_some_and(|parallel| parallel.mesh.tp > 1), "tensor parallel"),
-        ];
-        for (_, what) in refused.into_iter().filter(|(used, _)| *used) {
-            faults.add(Fault::unsupported("float8", format!("float8 training with {what}")).or_drop("float8"));
+        if self.adapter.is_some() {
+            faults.add(Fault::unsupported("float8", "float8 training with adapters").or_drop("float8"));
         }
     }
 }

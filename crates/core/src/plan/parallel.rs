@@ -184,6 +184,8 @@ pub struct Fsdp2 {
     pub wrap: Wrap,
     /// `CPUOffloadPolicy`: shards, gradients and the optimizer are on the host.
     pub offload: bool,
+    /// torchao's `enable_fsdp_float8_all_gather`: linears of layers are gathered as bytes.
+    pub float8_gather: bool,
     /// `ignored_params`: those whose name holds one of these stay whole on every card.
     pub ignored: Vec<String>,
     /// How layers are split where the mesh has tensor-parallel cards.
@@ -204,6 +206,7 @@ impl Default for Fsdp2 {
             mixed_precision: None,
             wrap: Wrap::EveryLayer,
             offload: false,
+            float8_gather: false,
             ignored: Vec::new(),
             tensor: TensorParallel::default(),
             pipeline: Pipeline::default(),

@@ -57,6 +57,8 @@ pub(super) const TRAINING: &[Key] = &[
     ledger("padded", "batch.padded", &[]),
     ledger("frozen", "frozen", &[]),
     ledger("model_code", "model_code", &[]),
+    ledger("compile", "torch_compile", &[]),
+    ledger("float8", "float8", &[]),
 ];
 
 /// Of generation.
@@ -103,6 +105,7 @@ pub(super) const FSDP2: &[Key] = &[
     ledger("reshard_root", "reshard_root", &[]),
     ledger("offload", "offload", &[]),
     ledger("ignored", "ignored", &[]),
+    ledger("float8_gather", "float8_gather", &[]),
     ledger("form", "tensor.form", &[]),
     ledger("loss_parallel", "tensor.loss_parallel", &[]),
     ledger(

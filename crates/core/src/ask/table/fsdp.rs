@@ -87,6 +87,14 @@ pub(super) const ROWS: &[Setting] = &[
     .on(Topic::Fsdp, Scope::FSDP)
     .example("--cpu-offload --gpus 2"),
     setting(
+        "parallel.engine.fsdp2.float8_gather",
+        "float8-gather",
+        Kind::Switch,
+        "Gather linears of layers as bytes (torchao's enable_fsdp_float8_all_gather)",
+    )
+    .on(Topic::Fsdp, Scope::FSDP2)
+    .example("--float8-gather --float8 tensorwise --torch-compile layers --shard-mixed-precision --gpus 2"),
+    setting(
         "parallel.engine.*.wrap",
         "wrap",
         Kind::Choice(&[

@@ -2,9 +2,11 @@
 
 use super::graph::{Graph, Id, Kind};
 use super::rules::Rule;
-use super::trace::dropout;
+use super::trace::{SPREAD, Tracer, dropout};
 use crate::dtype::DType;
+use crate::memory::torch::ring::Round;
 use crate::model::Shape;
+use crate::model::op::{Attention, EagerStyle};
 
 /// How a family's eager attention is written.
 #[derive(Debug, Clone, Copy)]
@@ -14,6 +16,76 @@ pub(super) struct Eager {
     /// Whether shares are cast before some are dropped.
     pub(super) cast: bool,
     pub(super) drops: bool,
+}
+
+impl Tracer<'_> {
+    pub(super) fn attention(&mut self, spec: &Attention, [q, k, v]: [Id; 3], mask: Option<Id>) -> Result<Id, String> {
+        // SDPA knows no cap, and transformers does without.
+        let flex = self.around.flex;
+        let eager = self.around.eager || !spec.sdpa && !flex;
+        if spec.sinks.is_some() || eager && (spec.softcap || spec.eager == EagerStyle::Falcon) {
+            return Err("attention with sinks, or eager with a cap or in Falcon's way,".into());
+        }
+        self.graph.flex = flex;
+        // Its mask is a list of blocks, and it wants keys for every head where those are no power of two.
+        let mask = mask.filter(|_| !flex);
+        let repeats = if flex { !self.graph.shape(q).size(1).is_power_of_two() } else { eager || mask.is_some() };
+        let [mut k, mut v] = [k, v];
+        let falcon = spec.eager == EagerStyle::Falcon && !flex;
+        if repeats && spec.groups > 1 && !falcon {
+            [k, v] = [k, v].map(|x| self.graph.repeated(x, spec.groups));
+        }
+        let [q, k, v] = [q, k, v].map(|x| self.narrow(x));
+        let g = &mut self.graph;
+        let dtype = g.dtype(q);
+        if eager {
+            let wide = spec.eager == EagerStyle::Fp32Softmax || self.autocast.is_some();
+            let how = Eager {
+                softmax: wide.then_some(DType::F32),
+                cast: spec.eager != EagerStyle::UncastSoftmax,
+                drops: spec.dropout_per_mille > 0,
+            };
+            return Ok(g.attention_by_hand([q, k, v], mask, how));
+        }
+        // Kernels for fp32 have as many heads of keys as of queries.
+        if spec.groups > 1 && (falcon || dtype == DType::F32 && mask.is_none() && !flex) {
+            return Ok(g.attention_in_full([q, k, v], spec.groups, None, false));
+        }
+        if let Some(mask) = mask.filter(|mask| g.nodes[*mask as usize].kind == Kind::Pointwise(SPREAD)) {
+            return Ok(g.attention_in_full([q, k, v], 1, Some(mask), spec.dropout_per_mille > 0));
+        }
+        let mask = mask.map(|mask| match g.dtype(mask) {
+            DType::Bool => g.node(Kind::Pointwise("where"), &[mask], g.shape(mask), dtype),
+            _ => g.cast(mask, dtype),
+        });
+        let sizes = g.shape(q).with(-1, g.shape(v).last());
+        let joined = Shape::from([sizes.size(0), sizes.size(2), sizes.size(1), sizes.size(3)]);
+        let kept = self.around.selective.is_some();
+        if let Some(ring) = self.around.ring {
+            if mask.is_some() || flex {
+                return Err("context parallel with a mask or flex attention".into());
+            }
+            let output = g.ring_attention([q, k, v], ring, kept);
+            let tokens = g.view("permute", output, joined);
+            // Halves that were put together lie by heads.
+            let by_heads = (0..ring.ranks).any(|index| ring.round(index) == Round::SecondQueries);
+            return Ok(match by_heads {
+                true => g.with_rule(Kind::Pointwise("clone"), &[tokens], joined, dtype, Rule::Shifted),
+                false => tokens,
+            });
+        }
+        let mut inputs = vec![q, k, v];
+        inputs.extend(mask);
+        let kernel = g.node(Kind::Attention, &inputs, sizes, dtype);
+        let rule = Rule::Attention { q, k, v, mask, kernel };
+        let output = g.with_rule(Kind::Item(0), &[kernel], sizes, dtype, rule);
+        let statistic = g.statistic(kernel);
+        g.needs[statistic as usize] = false;
+        for id in [kernel, output, statistic] {
+            g.nodes[id as usize].kept = kept;
+        }
+        Ok(g.view("permute", output, joined))
+    }
 }
 
 impl Graph {

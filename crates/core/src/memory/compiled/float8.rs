@@ -3,6 +3,9 @@
 //!
 //! What goes in is kept as it came and cast again on the way back, there on flat rows, so that nothing is shared with the cast
 //! of the forward pass: the partitioner is free to compute a norm's output or an activation again.
+//!
+//! Under tensor parallel with one scale for each tensor (torchao/float8/float8_tensor_parallel.py) what goes in is cast before
+//! the linear, once for both ways, and bytes are gathered; so are those of the gradients of what was scattered.
 
 use super::graph::{Graph, Id, Kind};
 use super::rules::Rule;
@@ -20,19 +23,38 @@ enum Scale {
     Columns,
 }
 
-impl Float8 {
-    fn along(self, rows: Scale) -> Scale {
-        if self == Self::Tensorwise { Scale::Tensor } else { rows }
+/// Which side of a weight is spread over cards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Spread {
+    Nowhere,
+    Outputs,
+    Inputs,
+}
+
+/// How a linear is scaled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Scaling {
+    pub(super) how: Float8,
+    pub(super) spread: Spread,
+}
+
+impl Scaling {
+    /// What shares a scale, and whether its elements are on several cards, which then find their largest together.
+    fn along(self, rows: Scale, over: Spread) -> (Scale, bool) {
+        match self.how {
+            Float8::Tensorwise => (Scale::Tensor, self.spread != Spread::Nowhere),
+            Float8::Rowwise => (rows, self.spread == over && over != Spread::Nowhere),
+        }
     }
 }
 
 impl Graph {
-    /// `x · Wᵀ` of bytes; the result has the type of what goes in.
-    pub(super) fn float8_linear(&mut self, x: Id, weight: Id, how: Float8) -> Id {
-        let dtype = self.dtype(x);
+    /// `x · Wᵀ` of bytes; the result has the type of what goes in before it is cast.
+    pub(super) fn float8_linear(&mut self, x: Id, weight: Id, how: Scaling) -> Id {
+        let dtype = self.scaled(x).map_or(self.dtype(x), |(_, wide)| wide);
         let turned = self.turned(weight);
-        let (scaled, scale) = self.bytes(x, DType::F8E4M3, how.along(Scale::Rows));
-        let (table, other) = self.bytes(turned, DType::F8E4M3, how.along(Scale::Columns));
+        let (scaled, scale) = self.as_bytes(x, DType::F8E4M3, how.along(Scale::Rows, Spread::Inputs));
+        let (table, other) = self.as_bytes(turned, DType::F8E4M3, how.along(Scale::Columns, Spread::Inputs));
         let flat = self.flat(scaled);
         let [scale, other] = [scale, other].map(|scale| self.map("reciprocal", scale, DType::F32));
         let sizes = Shape::from([self.shape(flat).size(0), self.shape(weight).size(0)]);
@@ -40,14 +62,14 @@ impl Graph {
         self.with_rule(Kind::Product, &[flat, table, scale, other], sizes, dtype, rule)
     }
 
-    pub(super) fn float8_back(&mut self, gradient: Id, x: Id, weight: Id, how: Float8) -> Vec<(Id, Id)> {
-        let dtype = self.dtype(gradient);
+    pub(super) fn float8_back(&mut self, at: Id, gradient: Id, [x, weight]: [Id; 2], how: Scaling) -> Vec<(Id, Id)> {
+        let dtype = self.dtype(at);
         let (rows, width) = (self.shape(gradient).size(0), self.shape(weight).size(1));
         let mut found = Vec::new();
         if self.needs[x as usize] {
-            let (left, scale) = self.bytes(gradient, DType::F8E5M2, how.along(Scale::Rows));
+            let (left, scale) = self.as_bytes(gradient, DType::F8E5M2, how.along(Scale::Rows, Spread::Outputs));
             let turned = self.turned(weight);
-            let (table, other) = self.bytes(turned, DType::F8E4M3, how.along(Scale::Rows));
+            let (table, other) = self.as_bytes(turned, DType::F8E4M3, how.along(Scale::Rows, Spread::Outputs));
             // The second operand must lie by columns.
             let dense = self.map("clone", table, DType::F8E4M3);
             let right = self.turned(dense);
@@ -56,23 +78,56 @@ impl Graph {
             found.push((x, self.view("view", product, self.shape(x))));
         }
         if self.needs[weight as usize] {
-            let (left, scale) = self.bytes(gradient, DType::F8E5M2, how.along(Scale::Columns));
+            let (left, scale) = self.as_bytes(gradient, DType::F8E5M2, how.along(Scale::Columns, Spread::Nowhere));
             let left = self.turned(left);
             let left = self.map("clone", left, DType::F8E5M2);
             let flat = self.flat(x);
-            let (right, other) = self.bytes(flat, DType::F8E4M3, how.along(Scale::Columns));
+            let (right, other) = self.as_bytes(flat, DType::F8E4M3, how.along(Scale::Columns, Spread::Nowhere));
             let right = self.turned(right);
             let right = self.map("clone", right, DType::F8E4M3);
             let right = self.turned(right);
             let [scale, other] = [scale, other].map(|scale| self.map("reciprocal", scale, DType::F32));
             let product = self.node(Kind::Product, &[left, right, scale, other], self.shape(weight), dtype);
-            found.push((weight, self.cast(product, self.dtype(weight))));
+            // A weight that came as bytes has a gradient in the type it was before.
+            let bytes = self.dtype(weight).size() == 1;
+            found.push((weight, if bytes { product } else { self.cast(product, self.dtype(weight)) }));
         }
         found
     }
 
+    /// A cast that forward and backward share.
+    pub(super) fn cast_once(&mut self, x: Id, to: DType) -> Id {
+        let wide = self.dtype(x);
+        let (bytes, scale) = self.bytes(x, to, (Scale::Tensor, true));
+        self.rules[bytes as usize] = Rule::Straight(x);
+        self.scales.insert(bytes, (scale, wide));
+        bytes
+    }
+
+    /// The scale of what is bytes already, and its type before.
+    fn scaled(&self, mut x: Id) -> Option<(Id, DType)> {
+        while self.dtype(x).size() == 1 {
+            if let Some(known) = self.scales.get(&x) {
+                return Some(*known);
+            }
+            x = *self.nodes[x as usize].inputs.first()?;
+        }
+        None
+    }
+
+    fn as_bytes(&mut self, x: Id, to: DType, scale: (Scale, bool)) -> (Id, Id) {
+        match self.scaled(x) {
+            Some((scale, _)) => (x, scale),
+            // A weight that was gathered as bytes brings its scale along.
+            None if self.dtype(x).size() == 1 => {
+                (x, self.node(Kind::Pointwise("buffer"), &[], Shape::new(&[]), DType::F32))
+            }
+            None => self.bytes(x, to, scale),
+        }
+    }
+
     /// `hp_tensor_to_float8_dynamic`: the bytes and their scale, node by node, since chains are cut by their length.
-    fn bytes(&mut self, x: Id, to: DType, scale: Scale) -> (Id, Id) {
+    fn bytes(&mut self, x: Id, to: DType, (scale, spread): (Scale, bool)) -> (Id, Id) {
         let (shape, own) = (self.shape(x), self.dtype(x));
         let size = self.map("abs", x, own);
         let (name, sizes) = match scale {
@@ -81,8 +136,11 @@ impl Graph {
             Scale::Columns => ("column amax", shape.with(0, 1)),
         };
         let largest = self.node(Kind::Reduce(name), &[size], sizes, own);
-        let mut factor = largest;
-        for name in ["to fp64", "clamp", "reciprocal", "scale"] {
+        let mut factor = self.map("to fp64", largest, DType::F64);
+        if spread {
+            factor = self.node(Kind::Library("all_reduce"), &[factor], sizes, DType::F64);
+        }
+        for name in ["clamp", "reciprocal", "scale"] {
             factor = self.map(name, factor, DType::F64);
         }
         let factor = self.map("to fp32", factor, DType::F32);

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use super::rules::Rule;
 use crate::dtype::DType;
 use crate::memory::torch::promote;
+use crate::memory::torch::ring::Ring;
 use crate::model::Shape;
 
 /// A node, by its place in [`Graph::nodes`].
@@ -117,6 +118,10 @@ pub(super) struct Graph {
     pub(super) flex: bool,
     /// Whether Inductor's benchmark decides otherwise than usual on products that give gradients of weights of odd widths.
     pub(super) pads_otherwise: bool,
+    /// The cards that share a sequence.
+    pub(super) ring: Option<Ring>,
+    /// Of what is bytes, its scale and its type before.
+    pub(super) scales: BTreeMap<Id, (Id, DType)>,
     known: BTreeMap<Key, Id>,
 }
 

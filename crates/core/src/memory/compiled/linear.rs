@@ -1,5 +1,6 @@
 //! Linears with what surrounds them (float8, padding, LoRA), and the loss.
 
+use super::float8::{Scaling, Spread};
 use super::graph::{Id, Kind};
 use super::pad;
 use super::rules::Rule;
@@ -18,8 +19,14 @@ impl Tracer<'_> {
     ) -> Result<Id, String> {
         if let Some(how) = self.around.float8.filter(|_| self.in_layer && layout == LinearLayout::OutIn) {
             let x = self.narrow(x);
+            let spread = match self.around.split {
+                None => Spread::Nowhere,
+                Some(split) if split.scatters(ModuleId(self.graph.module)) => Spread::Inputs,
+                Some(_) => Spread::Outputs,
+            };
+            let product = self.graph.float8_linear(x, weight, Scaling { how, spread });
+            self.keep(product, true);
             let g = &mut self.graph;
-            let product = g.float8_linear(x, weight, how);
             let whole = g.view("view", product, shape);
             return Ok(bias.map_or(whole, |bias| {
                 let bias = g.cast(bias, g.dtype(whole));
@@ -63,14 +70,18 @@ impl Tracer<'_> {
         inputs.extend(bias);
         let rule = Rule::Linear { x: flat, weight, bias, layout };
         let product = g.with_rule(Kind::Product, &inputs, Shape::from([rows, shape.last()]), dtype, rule);
-        self.products += u64::from(bias.is_none());
-        g.nodes[product as usize].kept = match self.around.selective {
+        self.keep(product, bias.is_none());
+        Ok(self.graph.view("view", product, shape))
+    }
+
+    /// Whether a selective checkpoint keeps a product: `aten.mm` alone is counted, of bytes too, not `addmm`.
+    fn keep(&mut self, product: Id, counted: bool) {
+        self.products += u64::from(counted);
+        self.graph.nodes[product as usize].kept = match self.around.selective {
             Some(Selective::Matmuls) => true,
-            // `aten.mm` alone is counted, not `addmm`.
-            Some(Selective::AlternateMatmuls) => bias.is_none() && !self.products.is_multiple_of(2),
+            Some(Selective::AlternateMatmuls) => counted && !self.products.is_multiple_of(2),
             None => false,
         };
-        Ok(g.view("view", product, shape))
     }
 
     /// PEFT's `lora.Linear`: `result + lora_B(lora_A(x)) * scaling`, in the adapter's type, then as it was.

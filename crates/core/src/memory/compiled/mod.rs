@@ -2,7 +2,7 @@
 //!
 //! | module | what torch calls it |
 //! |---|---|
-//! | `trace`, `linear`, `norm`, `rotary`, `attention`, `pad`, `packed`, `experts`, `float8`, `sequence`, `graph`, `rules` | Dynamo, AOTAutograd and its decompositions: the joint graph |
+//! | `trace`, `linear`, `norm`, `rotary`, `attention`, `pad`, `packed`, `experts`, `float8`, `sequence`, `ring`, `graph`, `rules` | Dynamo, AOTAutograd and its decompositions: the joint graph |
 //! | `partition`, `flow` | the min-cut partitioner: what forward keeps |
 //! | `schedule`, `reorder` | Inductor: kernels, buffers, and their order |
 //!
@@ -19,6 +19,7 @@ mod packed;
 mod pad;
 mod partition;
 mod reorder;
+mod ring;
 mod rotary;
 mod rules;
 mod schedule;

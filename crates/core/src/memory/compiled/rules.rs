@@ -1,10 +1,10 @@
 //! The way back through each operation, after torch's own decompositions (`torch/_decomp/decompositions.py`).
 
+use super::float8::Scaling;
 use super::graph::{Graph, Id, Kind};
 use crate::dtype::DType;
 use crate::model::Shape;
 use crate::model::op::LinearLayout;
-use crate::plan::Float8;
 
 /// How a gradient goes back through a node.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -70,7 +70,7 @@ pub(super) enum Rule {
     Float8 {
         x: Id,
         weight: Id,
-        how: Float8,
+        how: Scaling,
     },
     /// Of two stacks of matrices.
     Batched {
@@ -84,6 +84,13 @@ pub(super) enum Rule {
         v: Id,
         mask: Option<Id>,
         kernel: Id,
+    },
+    /// The same of all rounds over cards: q, k, v, and a number per row.
+    Ring {
+        q: Id,
+        k: Id,
+        v: Id,
+        statistic: Id,
     },
     Softmax,
     /// Softmax of this node, in its parts.
@@ -118,11 +125,14 @@ pub(super) enum Rule {
         part: Id,
         ways: u64,
     },
-    /// This sequence, summed over cards and scattered.
+    /// This sequence, summed over cards and scattered; its gradient is gathered as bytes or as it is.
     ScatterSequence {
         whole: Id,
         ways: u64,
+        bytes: bool,
     },
+    /// This node in another type: the gradient is the same.
+    Straight(Id),
     /// Cross entropy: logits in fp32, largest per row, log of sums, labels, how many count.
     CrossEntropy {
         logits: Id,
@@ -333,10 +343,14 @@ impl Graph {
             }
             Rule::Linear { x, weight, bias, layout } => self.linear_back(gradient, (x, weight, bias), layout),
             Rule::PaddedLinear { x, weight, bias } => self.padded_back(gradient, x, weight, bias),
-            Rule::GatherSequence { part, ways } => vec![(part, self.scatter_sequence(gradient, ways, false))],
-            Rule::ScatterSequence { whole, ways } => vec![(whole, self.gather_sequence(gradient, ways))],
+            Rule::GatherSequence { part, ways } => vec![(part, self.scatter_sequence(gradient, ways, (false, false)))],
+            Rule::ScatterSequence { whole, ways, bytes } => {
+                let gradient = if bytes { self.cast_once(gradient, DType::F8E5M2) } else { gradient };
+                vec![(whole, self.gather_sequence(gradient, ways))]
+            }
+            Rule::Straight(x) => vec![(x, gradient)],
             Rule::Batched { a, b } => self.batched_back(gradient, a, b),
-            Rule::Float8 { x, weight, how } => self.float8_back(gradient, x, weight, how),
+            Rule::Float8 { x, weight, how } => self.float8_back(at, gradient, [x, weight], how),
             Rule::Attention { q, k, v, mask, kernel } => {
                 let mut inputs = vec![gradient, q, k, v];
                 inputs.extend(mask);
@@ -352,6 +366,7 @@ impl Graph {
                     })
                     .collect()
             }
+            Rule::Ring { q, k, v, statistic } => self.ring_back(at, gradient, [q, k, v], statistic),
             Rule::Embedding { table, ids } => {
                 let wide = self.cast(gradient, DType::F32);
                 let masked = self.both("where", wide, ids);

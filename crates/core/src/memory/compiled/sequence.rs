@@ -16,13 +16,14 @@ impl Graph {
         self.with_rule(beside(shape), &[all], whole, dtype, rule)
     }
 
-    /// `reduce_scatter_tensor` along the sequence: what each card gets is laid together first. A selective checkpoint keeps it.
-    pub(super) fn scatter_sequence(&mut self, whole: Id, ways: u64, kept: bool) -> Id {
+    /// `reduce_scatter_tensor` along the sequence: what each card gets is laid together first. A selective checkpoint keeps it;
+    /// its gradient may come back as bytes.
+    pub(super) fn scatter_sequence(&mut self, whole: Id, ways: u64, (kept, bytes): (bool, bool)) -> Id {
         let (shape, dtype) = (self.shape(whole), self.dtype(whole));
         let part = shape.with(1, shape.size(1) / ways.max(1));
         let stacked = part.with(0, part.size(0).saturating_mul(ways));
         let laid = self.node(beside(shape), &[whole], stacked, dtype);
-        let rule = Rule::ScatterSequence { whole, ways };
+        let rule = Rule::ScatterSequence { whole, ways, bytes };
         let sum = self.with_rule(Kind::Library("reduce_scatter_tensor"), &[laid], part, dtype, rule);
         self.nodes[sum as usize].kept = kept;
         sum

@@ -3,21 +3,19 @@
 
 use std::ops::Range;
 
-use super::attention::Eager;
 use super::graph::{Graph, Id, Kind};
 use super::rules::Rule;
 use super::{norm, rotary};
 use crate::dtype::DType;
 use crate::memory::lower::tensor_parallel::Split;
 use crate::memory::tensor::Tensor;
-use crate::model::op::{
-    Activation, Attention, Binary, Cast, EagerStyle, Loss, Mask, ModuleId, Op, ParameterId, Reduction, Unary, ValueId,
-};
+use crate::memory::torch::ring::Ring;
+use crate::model::op::{Activation, Binary, Cast, Loss, Mask, ModuleId, Op, ParameterId, Reduction, Unary, ValueId};
 use crate::model::{ModuleKind, Program, Shape, Step};
 use crate::plan::{Float8, Selective};
 
 /// A mask that no fused kernel takes.
-const SPREAD: &str = "mask of a column";
+pub(super) const SPREAD: &str = "mask of a column";
 
 /// Where what comes into a graph comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +51,8 @@ pub(in crate::memory) struct Around<'a> {
     pub(in crate::memory) flex: bool,
     /// Whether it is the model's own eager code.
     pub(in crate::memory) eager: bool,
+    /// The cards that share a sequence.
+    pub(in crate::memory) ring: Option<Ring>,
     /// How modules are split over cards.
     pub(in crate::memory) split: Option<&'a Split>,
     /// Whether LoRA drops some of what goes in.
@@ -163,7 +163,9 @@ impl Tracer<'_> {
         let tensor = (self.around.given)(source)?;
         let id = self.graph.primal(tensor.shape, tensor.dtype, tensor.needs_grad());
         self.sources.push((source, id));
-        if !matches!(source, Source::Value(_)) {
+        // One that was gathered as bytes is no parameter but part of a tensor that wraps them.
+        let bytes = tensor.dtype == DType::F8E4M3;
+        if !matches!(source, Source::Value(_)) && !bytes {
             self.graph.parameters.push(id);
         }
         Some(id)
@@ -183,9 +185,17 @@ impl Tracer<'_> {
         let (whole, own) = (self.program.values[value.0 as usize], self.graph.shape(id));
         let part = whole.rank() == 3 && own.rank() == 3 && own.size(1) < whole.size(1);
         Some(match self.gathers.filter(|_| part) {
-            Some(ways) => self.graph.gather_sequence(id, ways),
+            Some(ways) => {
+                let part = if self.sends_bytes() { self.graph.cast_once(id, DType::F8E4M3) } else { id };
+                self.graph.gather_sequence(part, ways)
+            }
             None => id,
         })
+    }
+
+    /// Whether cards that share a layer send each other bytes.
+    fn sends_bytes(&self) -> bool {
+        self.around.float8 == Some(Float8::Tensorwise) && self.around.split.is_some_and(|split| split.sequence)
     }
 
     /// An input of an operation that autocast runs in the narrow type.
@@ -239,11 +249,13 @@ impl Tracer<'_> {
                 let weight =
                     self.graph.unpacked(stored, [shape.last(), self.graph.shape(x).last()], self.around.weights);
                 let bias = bias.map(|bias| self.parameter(bias)).transpose()?;
+                let rows = self.around.split.filter(|split| split.scatters(ModuleId(self.graph.module)));
+                let bytes = rows.is_some() && self.in_layer && self.sends_bytes();
+                let x = if bytes { self.graph.cast_once(x, DType::F8E4M3) } else { x };
                 let result = self.linear(x, (weight, bias, *layout), shape)?;
                 let result = self.adapted(x, result, shape)?;
-                let rows = self.around.split.filter(|split| split.scatters(ModuleId(self.graph.module)));
-                let kept = self.around.selective.is_some();
-                one(rows.map_or(result, |split| self.graph.scatter_sequence(result, split.ways, kept)))
+                let how = (self.around.selective.is_some(), bytes);
+                one(rows.map_or(result, |split| self.graph.scatter_sequence(result, split.ways, how)))
             }
             Op::Norm { kind, weight, bias } => {
                 let [weight, bias] = [weight, bias].map(|id| id.map(|id| self.parameter(id)).transpose());
@@ -426,60 +438,6 @@ impl Tracer<'_> {
             }
             other => Err(named(other)),
         }
-    }
-
-    fn attention(&mut self, spec: &Attention, [q, k, v]: [Id; 3], mask: Option<Id>) -> Result<Id, String> {
-        // SDPA knows no cap, and transformers does without.
-        let flex = self.around.flex;
-        let eager = self.around.eager || !spec.sdpa && !flex;
-        if spec.sinks.is_some() || eager && (spec.softcap || spec.eager == EagerStyle::Falcon) {
-            return Err("attention with sinks, or eager with a cap or in Falcon's way,".into());
-        }
-        self.graph.flex = flex;
-        // Its mask is a list of blocks, and it wants keys for every head where those are no power of two.
-        let mask = mask.filter(|_| !flex);
-        let repeats = if flex { !self.graph.shape(q).size(1).is_power_of_two() } else { eager || mask.is_some() };
-        let [mut k, mut v] = [k, v];
-        let falcon = spec.eager == EagerStyle::Falcon && !flex;
-        if repeats && spec.groups > 1 && !falcon {
-            [k, v] = [k, v].map(|x| self.graph.repeated(x, spec.groups));
-        }
-        let [q, k, v] = [q, k, v].map(|x| self.narrow(x));
-        let g = &mut self.graph;
-        let dtype = g.dtype(q);
-        if eager {
-            let wide = spec.eager == EagerStyle::Fp32Softmax || self.autocast.is_some();
-            let how = Eager {
-                softmax: wide.then_some(DType::F32),
-                cast: spec.eager != EagerStyle::UncastSoftmax,
-                drops: spec.dropout_per_mille > 0,
-            };
-            return Ok(g.attention_by_hand([q, k, v], mask, how));
-        }
-        // Kernels for fp32 have as many heads of keys as of queries.
-        if spec.groups > 1 && (falcon || dtype == DType::F32 && mask.is_none() && !flex) {
-            return Ok(g.attention_in_full([q, k, v], spec.groups, None, false));
-        }
-        if let Some(mask) = mask.filter(|mask| g.nodes[*mask as usize].kind == Kind::Pointwise(SPREAD)) {
-            return Ok(g.attention_in_full([q, k, v], 1, Some(mask), spec.dropout_per_mille > 0));
-        }
-        let mask = mask.map(|mask| match g.dtype(mask) {
-            DType::Bool => g.node(Kind::Pointwise("where"), &[mask], g.shape(mask), dtype),
-            _ => g.cast(mask, dtype),
-        });
-        let mut inputs = vec![q, k, v];
-        inputs.extend(mask);
-        let sizes = g.shape(q).with(-1, g.shape(v).last());
-        let kernel = g.node(Kind::Attention, &inputs, sizes, dtype);
-        let rule = Rule::Attention { q, k, v, mask, kernel };
-        let output = g.with_rule(Kind::Item(0), &[kernel], sizes, dtype, rule);
-        let statistic = g.statistic(kernel);
-        g.needs[statistic as usize] = false;
-        for id in [kernel, output, statistic] {
-            g.nodes[id as usize].kept = self.around.selective.is_some();
-        }
-        let joined = Shape::from([sizes.size(0), sizes.size(2), sizes.size(1), sizes.size(3)]);
-        Ok(g.view("permute", output, joined))
     }
 }
 

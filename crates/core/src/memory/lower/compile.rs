@@ -13,6 +13,7 @@ use crate::dtype::DType;
 use crate::memory::compiled::{Around, Compiled, Source};
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
+use crate::memory::torch::ring::Ring;
 use crate::model::op::{Op, ValueId};
 use crate::model::{Breaks, ModuleKind, Program, Step};
 use crate::plan::AttentionKind;
@@ -125,7 +126,7 @@ impl Runner {
         range: Range<usize>,
         whole: bool,
     ) {
-        let graph = match self.graph(torch.grad_enabled, frames, range.clone(), whole) {
+        let graph = match self.graph((torch.grad_enabled, torch.ring), frames, range.clone(), whole) {
             Ok(graph) => graph,
             Err(reason) => {
                 refuse(torch, &reason);
@@ -163,7 +164,13 @@ impl Runner {
         }
     }
 
-    fn graph(&self, records: bool, frames: &Frames, range: Range<usize>, whole: bool) -> Result<Rc<Compiled>, String> {
+    fn graph(
+        &self,
+        (records, ring): (bool, Option<Ring>),
+        frames: &Frames,
+        range: Range<usize>,
+        whole: bool,
+    ) -> Result<Rc<Compiled>, String> {
         let place = (range.start, records);
         if let Some(known) = self.graphs.0.borrow().get(&place) {
             return Ok(Rc::clone(known));
@@ -182,6 +189,7 @@ impl Runner {
             float8: self.settings.float8,
             flex: self.flexes(),
             eager: self.settings.attention == AttentionKind::Eager,
+            ring,
             split: self.wrapped.split.as_ref(),
             lora_dropout: self.wrapped.lora.values().any(|one| one.dropout),
             also: self.also(&range),

@@ -96,7 +96,9 @@ pub(super) fn wrap(
         let mut wholes = Vec::new();
         for &index in own {
             let Some(member) = members[index].take() else { continue };
-            let (parameter, part) = shard(torch, &member, options, world);
+            // What is a matrix in a layer is one of a linear's.
+            let bytes = options.float8_gather && place != modules.root() && member.tensor.shape.rank() == 2;
+            let (parameter, part) = shard(torch, &member, (options, bytes), world);
             if let Some(part) = part {
                 if let Some(leaf) = &parameter.shard_leaf {
                     sharded.push((index, Trained { tensor: part.clone(), leaf: Rc::clone(leaf), apart: member.apart }));
@@ -156,7 +158,19 @@ pub(super) fn wrap(
 
 impl FullyShard {
     fn gathered_type(&self, parameter: &Parameter) -> DType {
+        if parameter.bytes { DType::F8E4M3 } else { self.computed_type(parameter) }
+    }
+
+    /// The type that gradients come in.
+    fn computed_type(&self, parameter: &Parameter) -> DType {
         self.types.map_or(parameter.dtype, |types| types.parameters)
+    }
+
+    /// A shard as bytes (`fsdp_pre_all_gather`): its largest element, then its elements scaled and clamped.
+    fn shard_as_bytes(torch: &mut Torch, elements: u64, dtype: DType, stream: Stream) -> Tensor {
+        drop(torch.flat("abs", elements, dtype, stream));
+        let _wide = ["mul", "clamp"].map(|name| torch.flat(name, elements, DType::F32, stream));
+        torch.flat("_to_copy", elements, DType::F8E4M3, stream)
     }
 
     /// Begins a gather (`unshard`).
@@ -179,7 +193,9 @@ impl FullyShard {
         let mut cast: u64 = 0;
         for parameter in &unit.parameters {
             let dtype = self.gathered_type(parameter);
-            if self.offload && !kept {
+            if parameter.bytes && !kept {
+                staged.push(Self::shard_as_bytes(torch, part(parameter), parameter.dtype, stream));
+            } else if self.offload && !kept {
                 let mut copy = torch.flat("_to_copy", part(parameter), parameter.dtype, stream);
                 if dtype != parameter.dtype {
                     copy = torch.flat("_to_copy", part(parameter), dtype, stream);
@@ -326,7 +342,7 @@ impl FullyShard {
                 self.reshard(unit);
             }
             for (parameter, leaf) in trained() {
-                let Some(dtype) = reduce.filter(|dtype| *dtype != self.gathered_type(parameter)) else { continue };
+                let Some(dtype) = reduce.filter(|dtype| *dtype != self.computed_type(parameter)) else { continue };
                 let gradient = leaf.grad.take();
                 if let Some(gradient) = gradient {
                     let wide = torch.in_category(Category::Gradients, |torch| torch.cast(&gradient, dtype));
@@ -339,7 +355,7 @@ impl FullyShard {
             unit.parameters.iter().filter_map(|p| Some((p, p.take_gradient(torch)?))).collect();
         self.reshard(unit);
         let Some((first, _)) = with_gradient.first() else { return };
-        let (original, reduce) = (first.dtype, reduce.unwrap_or_else(|| self.gathered_type(first)));
+        let (original, reduce) = (first.dtype, reduce.unwrap_or_else(|| self.computed_type(first)));
         drop(self.last_reduction.take());
         drop(unit.all_reduced.take());
         let elements: u64 = with_gradient.iter().map(|(p, _)| p.shard.elements()).sum();

@@ -30,7 +30,7 @@ pub struct Ring {
 
 /// What a round computes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Round {
+pub(in crate::memory) enum Round {
     /// All the card has.
     Whole,
     /// The first half of keys and values.
@@ -42,7 +42,7 @@ enum Round {
 }
 
 impl Ring {
-    fn round(&self, index: u64) -> Round {
+    pub(in crate::memory) fn round(&self, index: u64) -> Round {
         match (index, self.balanced) {
             (0, _) => Round::Whole,
             (index, true) if index <= self.rank => Round::FirstKeys,

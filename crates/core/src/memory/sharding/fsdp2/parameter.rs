@@ -24,6 +24,8 @@ pub(super) struct Parameter {
     pub(super) shard: Shape,
     /// The type of the shard.
     pub(super) dtype: DType,
+    /// Whether it is gathered as bytes (torchao's `WeightWithDynamicFloat8CastTensor`).
+    pub(super) bytes: bool,
     /// A gradient of the whole that waits to be reduced, in the type of reductions (`unsharded_accumulated_grad`).
     pub(super) waiting: RefCell<Option<Tensor>>,
 }
@@ -42,7 +44,12 @@ impl Parameter {
 }
 
 /// This card's shard of a parameter, on the card or on the host.
-pub(super) fn shard(torch: &mut Torch, member: &Member, options: &Fsdp2, world: u64) -> (Parameter, Option<Tensor>) {
+pub(super) fn shard(
+    torch: &mut Torch,
+    member: &Member,
+    (options, bytes): (&Fsdp2, bool),
+    world: u64,
+) -> (Parameter, Option<Tensor>) {
     let whole = &member.tensor;
     let dtype = MixedPrecision::held(options.mixed_precision, whole.dtype, member.trains());
     let rows = whole.shape.sizes().first().copied().unwrap_or(1);
@@ -52,7 +59,10 @@ pub(super) fn shard(torch: &mut Torch, member: &Member, options: &Fsdp2, world: 
         whole.shape.with(0, shares::by_rows(rows, 1, world, 0).total())
     };
     let part = torch.in_category(member.category(), |torch| torch.fresh("shard", shape, dtype));
-    let gathered = options.mixed_precision.map_or(dtype, |types| types.parameters);
+    let gathered = match bytes {
+        true => DType::F8E4M3,
+        false => options.mixed_precision.map_or(dtype, |types| types.parameters),
+    };
     let hollow = torch.hollow("gathered parameter", whole.shape, shape.elements() * world, gathered);
     let mut parameter = Parameter {
         whole: hollow,
@@ -60,6 +70,7 @@ pub(super) fn shard(torch: &mut Torch, member: &Member, options: &Fsdp2, world: 
         shard_leaf: None,
         shard: shape,
         dtype,
+        bytes,
         waiting: RefCell::default(),
     };
     let mut part = Some(part);

@@ -53,7 +53,7 @@ pub(super) const KEYS: &[Row] = &[
     Row(
         "compile compile.enable training.compile compile.components",
         Sense::Read(
-            "torch_compile, layer by layer; beside experts and other axes than data and Llama's tensor parallel what runs is eager",
+            "torch_compile, layer by layer; beside experts and other tensor parallel than Llama's what runs is eager",
         ),
     ),
     Row(

@@ -150,7 +150,7 @@ fn model(reader: &mut Reader<'_>, beside: &Beside<'_>) -> (Option<String>, Strin
     (model, family)
 }
 
-/// Every layer by itself (`apply_compile`), where that is modelled: dense layers under FSDP, and Llama's tensor parallel.
+/// Every layer by itself (`apply_compile`), where that is modelled: dense layers, and of tensor parallel Llama's.
 fn compiled(reader: &mut Reader<'_>, family: &str, model: Option<&str>) {
     let on = ["compile.enable", "training.compile", "compile"].iter().any(|key| reader.is_on(key));
     let parts = reader.get("compile.components").and_then(Value::as_array).cloned();
@@ -159,8 +159,7 @@ fn compiled(reader: &mut Reader<'_>, family: &str, model: Option<&str>) {
         return;
     }
     let section = reader.has("compile");
-    let known: &[&str] = if family.starts_with("llama") { &["pp", "cp"] } else { &["tp", "pp", "cp"] };
-    let split = known.iter().any(|axis| reader.was_set(&format!("parallel.mesh.{axis}")).is_some());
+    let split = !family.starts_with("llama") && reader.was_set("parallel.mesh.tp").is_some();
     // Qwen's mixtures say in their name how much of them is active.
     let mixed = model.is_some_and(|model| model.contains("-A"));
     let dense = ["llama2", "llama3", "qwen3"].contains(&family) && !mixed;
