@@ -49,7 +49,7 @@ impl Tracer<'_> {
         }
         // Kernels for fp32 have as many heads of keys as of queries.
         if spec.groups > 1 && (falcon || dtype == DType::F32 && mask.is_none() && !flex) {
-            return Ok(g.attention_in_full([q, k, v], spec.groups, None, false));
+            return Ok(g.attention_in_full([q, k, v], spec.groups, None, spec.dropout_per_mille > 0));
         }
         if let Some(mask) = mask.filter(|mask| g.nodes[*mask as usize].kind == Kind::Pointwise(SPREAD)) {
             return Ok(g.attention_in_full([q, k, v], 1, Some(mask), spec.dropout_per_mille > 0));
