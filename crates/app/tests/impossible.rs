@@ -182,6 +182,11 @@ fn what_changes_nothing_is_named() {
         ("train gpt2 --gpu tpu-v5e", "NVIDIA"),
         ("train state-spaces/mamba-130m-hf --seq-len 16 --attention eager", "attention"),
         ("infer stable-diffusion-v1-5/stable-diffusion-v1-5 --eager", "attention"),
+        ("infer stable-diffusion-v1-5/stable-diffusion-v1-5 --vae-tiling --images 1x256x256", "vae_tiling"),
+        ("infer stable-diffusion-v1-5/stable-diffusion-v1-5 --vae-slicing", "vae_slicing"),
+        ("infer stable-diffusion-v1-5/stable-diffusion-v1-5 --kv-cache=false", "keeps no keys and values"),
+        ("infer black-forest-labs/FLUX.1-dev --no-guidance", "unguided"),
+        ("infer bert-base-uncased --no-kv-cache", "keeps no keys and values"),
         ("train gpt2 --steps 4 --eval-steps 512", "no evaluation in 4 steps"),
         ("infer llama3-8b --engine vllm --gpu tpu-v5e", "no card of CUDA"),
         ("infer llama3-8b --engine ollama --context 200000", "Ollama takes 8192"),
@@ -190,6 +195,12 @@ fn what_changes_nothing_is_named() {
         assert!(notes.contains(said), "{line}: {notes}");
     }
     assert!(!notes(&document("train gpt2 --seq-len 64 --attention eager")).contains("attention"));
+    for line in ["--vae-tiling --images 1x1024x1024", "--vae-slicing --batch-size 2", "--no-guidance"] {
+        let line = format!("infer stable-diffusion-v1-5/stable-diffusion-v1-5 {line}");
+        assert!(!notes(&document(&line)).contains("changes nothing"), "{line}");
+    }
+    // One forward pass returns its cache.
+    assert!(!notes(&document("infer gpt2 --new-tokens 0 --no-kv-cache")).contains("keys and values"));
     // Only what was given.
     assert!(!notes(&document("infer gpt2 --images 1x224x224")).contains("target_len"));
     let notes = notes(&document("train llama3-8b --method components --clip --batch-size 4"));

@@ -79,6 +79,17 @@ fn pointer(path: &serde_path_to_error::Path) -> String {
     path.iter().map(part).collect()
 }
 
+/// A request, as faults see it.
+pub(crate) trait Body {
+    /// Whether its plan alone has settings: what a serving engine is started with may stand there or in `engine_options`.
+    fn is_plan_alone(&self) -> bool;
+
+    /// A problem that names settings where they stand.
+    fn worded(&self, problem: Problem) -> Problem {
+        if self.is_plan_alone() { problem.by_plan() } else { problem }
+    }
+}
+
 /// What every request about a plan says.
 #[derive(Debug, Default)]
 pub(crate) struct Wish {
@@ -156,6 +167,13 @@ macro_rules! request {
             #[allow(dead_code, reason = "most must have one")]
             pub(crate) fn has_model(&self) -> bool {
                 self.model.is_some() || self.config.is_some()
+            }
+        }
+
+        impl Body for $name {
+            fn is_plan_alone(&self) -> bool {
+                let wish = self.clone().wish();
+                !wish.plan.is_empty() && wish.engine_options.is_empty()
             }
         }
     };
@@ -390,6 +408,12 @@ pub(crate) struct ReadRequest {
     pub(crate) text: String,
     /// The file's name, whose ending says which form it has; without one all are tried.
     pub(crate) name: Option<String>,
+}
+
+impl Body for ReadRequest {
+    fn is_plan_alone(&self) -> bool {
+        false
+    }
 }
 
 /// How a plan or its report is written down.

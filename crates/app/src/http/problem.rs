@@ -120,6 +120,21 @@ impl Problem {
         self
     }
 
+    /// In the words of a body whose plan says what a serving engine is started with.
+    pub(crate) fn by_plan(mut self) -> Self {
+        let text = |text: &mut String| *text = text.replace("engine_options.", "plan.");
+        let place = |field: &mut String| *field = field.replacen("/engine_options/", "/plan/", 1);
+        text(&mut self.detail);
+        self.hint.iter_mut().for_each(text);
+        self.field.iter_mut().for_each(place);
+        for fault in &mut self.faults {
+            text(&mut fault.message);
+            fault.hint.iter_mut().for_each(text);
+            fault.field.iter_mut().for_each(place);
+        }
+        self
+    }
+
     /// With a cure.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());

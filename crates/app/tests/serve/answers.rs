@@ -340,9 +340,12 @@ fn validation_names_every_field() {
     for field in ["/plan/batch/batch_size", "/plan/batch/seq_len", "/plan/gradient_accumulation"] {
         assert!(train.contains(&field.to_owned()), "{train:?}");
     }
-    let options = json!({"gpu_memory_utilization": 0, "context": 0, "tensor_parallel_size": 3});
-    let serve = fields(json!({"kind": "infer", "model": "llama3-8b", "engine": "vllm", "engine_options": options}));
-    for field in ["gpu_memory_utilization", "context", "tensor_parallel_size"] {
-        assert!(serve.contains(&format!("/engine_options/{field}")), "{serve:?}");
+    // What an engine is started with stands in its options or in the plan, and is named where it stands.
+    for place in ["engine_options", "plan"] {
+        let options = json!({"gpu_memory_utilization": 0, "context": 0, "tensor_parallel_size": 3});
+        let serve = fields(json!({"kind": "infer", "model": "llama3-8b", "engine": "vllm", place: options}));
+        for field in ["gpu_memory_utilization", "context", "tensor_parallel_size"] {
+            assert!(serve.contains(&format!("/{place}/{field}")), "{serve:?}");
+        }
     }
 }

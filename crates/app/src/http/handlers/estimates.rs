@@ -18,7 +18,7 @@ use crate::ask::question::Prepared;
 use crate::ask::{compare, engines, heat, inspect, plan, solve};
 use crate::http::Service;
 use crate::http::body::{
-    CompareRequest, EventsRequest, InferRequest, InspectRequest, Json, PlanRequest, PlansRequest, TrainRequest,
+    Body, CompareRequest, EventsRequest, InferRequest, InspectRequest, Json, PlanRequest, PlansRequest, TrainRequest,
 };
 use crate::http::document::Document;
 use crate::http::problem::{Fault, Problem};
@@ -118,12 +118,11 @@ pub(crate) async fn validate(State(service): Shared, Json(request): Json<PlanReq
     service
         .answer(request, |service, request| {
             let checked = || -> Result<(), Problem> {
-                service.prepare(request)?.answer(Wanted::default())?;
+                service.prepare(request.clone())?.answer(Wanted::default())?;
                 Ok(())
             };
-            Ok(Validation {
-                problems: checked().err().map(Problem::all).unwrap_or_default().iter().map(Fault::cut).collect(),
-            })
+            let found = checked().err().map(|problem| request.worded(problem).all());
+            Ok(Validation { problems: found.unwrap_or_default().iter().map(Fault::cut).collect() })
         })
         .await
 }
@@ -196,13 +195,14 @@ pub(crate) async fn suggest(State(service): Shared, Json(request): Json<PlanRequ
 
 impl Service {
     /// Computes an answer where there is room for it.
-    pub(super) async fn answer<R: Clone + Send + Sync + 'static, T: Serialize>(
+    pub(super) async fn answer<R: Body + Clone + Send + Sync + 'static, T: Serialize>(
         self: &Arc<Self>,
         request: R,
         work: impl Fn(&Self, R) -> Result<T, Problem> + Send + Sync + 'static,
     ) -> Answer {
         let service = Arc::clone(self);
-        self.room.run(move || Ok(Document::of(&work(&service, request.clone())?))).await
+        let told = move || work(&service, request.clone()).map_err(|problem| request.worded(problem));
+        self.room.run(move || Ok(Document::of(&told()?))).await
     }
 
     fn prepare(&self, mut request: PlanRequest) -> Result<Prepared, Problem> {

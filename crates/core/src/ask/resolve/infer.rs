@@ -42,6 +42,7 @@ pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>
     draft.faults.take(plan.check_on(model));
     sizes::media(model, &mut draft, plan.inputs(plan.batch.seq_len, 0), around.name);
     draft.faults.clone().end()?;
+    sizes::idle(model, &mut draft, &plan, around.name);
     let origins = origin::trace(&plan, &request.stated, &draft.framework, &draft.derived, request.runner);
     Ok(Settled { plan: RunPlan::Infer(Box::new(plan)), notes: draft.notes, origins })
 }

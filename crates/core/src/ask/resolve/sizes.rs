@@ -3,9 +3,10 @@
 use serde_json::json;
 
 use super::{Draft, limits, longest_sequence};
+use crate::model::families::denoisers;
 use crate::model::op::Op;
 use crate::model::task::CHOICES;
-use crate::model::{Inputs, Model, Program, Step, Task};
+use crate::model::{Inputs, Making, Model, Program, Step, Task};
 use crate::plan::{Batch, Fault, InferPlan, TrainPlan};
 
 /// Samples of a training run.
@@ -31,7 +32,8 @@ pub(super) fn training(model: &Model, draft: &mut Draft<'_>, plan: &mut TrainPla
         } else {
             plan.batch.seq_len = most;
             draft.derived.push(("batch.seq_len".into(), "as many positions as the model has".into()));
-            draft.notes.push(format!("the model has {most} positions: samples are {most} tokens long"));
+            let are = if draft.states("job.lengths") { "cut to" } else { "as long as" };
+            draft.notes.push(format!("the model has {most} positions: samples are {are} {most} tokens"));
         }
     }
     past(model, draft, plan.batch.seq_len);
@@ -166,6 +168,27 @@ pub(super) fn media(model: &Model, draft: &mut Draft<'_>, inputs: Inputs, name: 
         }
         if draft.states(&format!("batch.{unused}")) {
             draft.notes.push(format!("{unused}: {name} does not take it, so it changes nothing"));
+        }
+    }
+}
+
+/// Says what was asked of a pass and leaves it as it would be without.
+pub(super) fn idle(model: &Model, draft: &mut Draft<'_>, plan: &InferPlan, name: &str) {
+    let inputs = plan.inputs(plan.batch.seq_len, 0);
+    let (making, how) = (inputs.making, plan.diffusion);
+    let guided = how.unguided && !denoisers::encodes_nothing(model.config());
+    let asked = [
+        ("diffusion.vae_tiling", how.vae_tiling, Making { tiles: false, ..making }, "decodes in one tile at this size"),
+        ("diffusion.vae_slicing", how.vae_slicing, Making { slices: false, ..making }, "decodes one sample"),
+        ("diffusion.unguided", guided, Making { guided: true, ..making }, "sees no picture a second time"),
+    ];
+    let asked = asked.map(|(path, on, making, why)| (path, on, Inputs { making, ..inputs.clone() }, why));
+    let cached = Inputs { cache: true, ..inputs.clone() };
+    let kept = ("cache", plan.new_tokens == 0 && !inputs.cache, cached, "keeps no keys and values");
+    for (path, _, without, why) in asked.into_iter().chain([kept]).filter(|(_, on, ..)| *on) {
+        let [Ok(with), Ok(without)] = [inputs.clone(), without].map(|inputs| model.shared_program(inputs)) else { return };
+        if with.steps == without.steps && with.values == without.values {
+            draft.notes.push(format!("{path}: {name} {why}, so it changes nothing"));
         }
     }
 }
