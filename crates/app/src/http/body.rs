@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use vramcast_core::ask::resolve::reworded;
 use vramcast_core::ask::{Asked, Given, Task};
 use vramcast_core::model::Assumption;
 use vramcast_core::plan::{InferPlan, ServePlan, TrainPlan};
@@ -60,7 +61,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
         }
         let value = serde_path_to_error::deserialize(value).map_err(|error| {
             let field = pointer(error.path());
-            Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error.into_inner().to_string()).at(field)
+            Problem::new(StatusCode::UNPROCESSABLE_ENTITY, reworded(&error.into_inner().to_string())).at(field)
         })?;
         Ok(Self(value))
     }
@@ -81,13 +82,8 @@ fn pointer(path: &serde_path_to_error::Path) -> String {
 
 /// A request, as faults see it.
 pub(crate) trait Body {
-    /// Whether its plan alone has settings: what a serving engine is started with may stand there or in `engine_options`.
-    fn is_plan_alone(&self) -> bool;
-
-    /// A problem that names settings where they stand.
-    fn worded(&self, problem: Problem) -> Problem {
-        if self.is_plan_alone() { problem.by_plan() } else { problem }
-    }
+    /// Whether a setting stands in its plan: a card, an engine and what it is started with may stand beside it as well.
+    fn plans(&self, setting: &str) -> bool;
 }
 
 /// What every request about a plan says.
@@ -171,9 +167,16 @@ macro_rules! request {
         }
 
         impl Body for $name {
-            fn is_plan_alone(&self) -> bool {
-                let wish = self.clone().wish();
-                !wish.plan.is_empty() && wish.engine_options.is_empty()
+            fn plans(&self, setting: &str) -> bool {
+                let Wish { plan, engine_options, gpu, engine, .. } = self.clone().wish();
+                let (beside, named) = match setting {
+                    "gpu" => (gpu.is_some(), true),
+                    "engine" => (engine.is_some(), true),
+                    _ => (engine_options.contains_key(setting), false),
+                };
+                // What is missed is missed where the others stand.
+                let missed = !named && !plan.is_empty() && engine_options.is_empty();
+                !beside && (plan.contains_key(setting) || missed)
             }
         }
     };
@@ -411,7 +414,7 @@ pub(crate) struct ReadRequest {
 }
 
 impl Body for ReadRequest {
-    fn is_plan_alone(&self) -> bool {
+    fn plans(&self, _: &str) -> bool {
         false
     }
 }

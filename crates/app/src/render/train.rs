@@ -2,8 +2,8 @@
 
 use vramcast_core::plan::parallel::{Engine, Parallel};
 use vramcast_core::plan::{
-    AdapterPlan, AttentionKind, CacheImplementation, CheckpointOptions, Checkpointing, InferPlan, Kernels, LossKind, RunPlan, Selective,
-    ServePlan, ServingEngine, TaskKind, TrainPlan,
+    AdapterPlan, AttentionKind, CacheImplementation, CheckpointOptions, Checkpointing, InferPlan, Kernels, LossKind,
+    RunPlan, Selective, ServePlan, ServingEngine, TaskKind, TrainPlan,
 };
 use vramcast_core::report::{Level, Report, Totals, Verdict};
 use vramcast_core::units::{several, show_count};
@@ -251,9 +251,13 @@ fn generation(plan: &InferPlan, pictures: Option<&[u64]>) -> String {
         cache => parts.push(format!("{} cache", cache.name())),
     }
     parts.push(format!("{} attention", name(&plan.attention)));
+    parts.extend(plan.quantization.as_ref().map(|how| format!("{} linears", name(&how.scheme))));
     if plan.beams > 1 {
-        parts.push(format!("{} beams", plan.beams));
+        parts.push(several(plan.beams, "beam"));
     }
+    parts.extend(plan.assistant.as_ref().map(|assistant| format!("drafted by {}", assistant.model)));
+    parts.extend(plan.prompt_lookup.map(|tokens| format!("{tokens} tokens drafted from the prompt")));
+    parts.extend(plan.device_map.as_ref().map(|map| format!("over {}", several(map.cards, "card"))));
     wrapped(&parts.join(", "), width())
 }
 

@@ -340,7 +340,13 @@ fn validation_names_every_field() {
     for field in ["/plan/batch/batch_size", "/plan/batch/seq_len", "/plan/gradient_accumulation"] {
         assert!(train.contains(&field.to_owned()), "{train:?}");
     }
-    // What an engine is started with stands in its options or in the plan, and is named where it stands.
+    // What stands beside the plan or in it is named where it stands.
+    let card = json!({"kind": "infer", "model": "llama3-8b", "engine": "vllm", "plan": {"gpu": "none", "context": 0},
+        "engine_options": {"gpu_memory_utilization": 0}});
+    let apart = fields(card);
+    for field in ["/plan/gpu", "/plan/context", "/engine_options/gpu_memory_utilization"] {
+        assert!(apart.contains(&field.to_owned()), "{apart:?}");
+    }
     for place in ["engine_options", "plan"] {
         let options = json!({"gpu_memory_utilization": 0, "context": 0, "tensor_parallel_size": 3});
         let serve = fields(json!({"kind": "infer", "model": "llama3-8b", "engine": "vllm", place: options}));

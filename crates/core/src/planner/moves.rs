@@ -339,7 +339,7 @@ pub const MOVES: &[Move] = &[
         why: "the weights beneath the adapters in four bits",
         values: |now| {
             let plain = now.by_torch() && now.is("adapter.method", "lora") && now.absent("quantization");
-            when(plain, [json!({"quantization": {"scheme": "nf4"}})])
+            when(plain, [json!({"quantization": {"scheme": "nf4", "double": false}})])
         },
     },
     Move {

@@ -160,10 +160,10 @@ fn fit(engine: &mut LlamaCppPlan, file: &ModelFile, plan: &ServePlan) -> Result<
     if !fits(SHORTEST)? {
         engine.context = SHORTEST;
         let would = match plan.n_gpu_layers {
-            Some(_) => "llama-server leaves -ngl as it is said, and would fail",
-            None => "llama-server would leave layers on the host (ask with -ngl)",
+            Some(_) => "with the layers of -ngl, which llama-server leaves as it is said: it would fail",
+            None => "with all layers on the card; llama-server would leave layers on the host (ask with -ngl)",
         };
-        return Ok(Some(format!("--fit: not even {SHORTEST} positions fit with all layers on the card; {would}")));
+        return Ok(Some(format!("--fit: not even {SHORTEST} positions fit {would}")));
     }
     let (mut low, mut high) = (SHORTEST / 256, whole / 256);
     while low < high {

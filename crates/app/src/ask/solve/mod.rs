@@ -194,9 +194,8 @@ fn generate(prepared: &Prepared, wanted: Wanted) -> Result<Option<Found>, Failur
     let (plan, _) = prepared.generation(false)?;
     let number = |path, count: u64, words: String| Found { path, value: json!(count), words, beside: None };
     Ok(match wanted {
-        Wanted::Batch => {
-            solve::largest_batch(model, &plan)?.map(|n| number("batch.batch_size", n, format!("{} at once", several(n, "prompt"))))
-        }
+        Wanted::Batch => solve::largest_batch(model, &plan)?
+            .map(|n| number("batch.batch_size", n, format!("{} at once", several(n, "prompt")))),
         Wanted::Context if super::work::most_tokens(model, &prepared.request).is_some() => {
             return Err(Failure::bad_input("--solve context: this model computes token by token, any number of them")
                 .hint("use --prompt N, or --solve batch"));

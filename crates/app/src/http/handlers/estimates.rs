@@ -73,6 +73,10 @@ fn unsolvable(name: &str, known: &str) -> Problem {
 pub(crate) async fn events(State(service): Shared, Json(request): Json<EventsRequest>) -> Answer {
     service
         .answer(request, |service, mut request| {
+            if request.window.is_some_and(|[from, to]| from > to) {
+                let backwards = "it ends before it begins";
+                return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, backwards).at("/window"));
+            }
             let subject = request.subject();
             let run = request.wish().prepare(request.kind, subject, service)?.simulate()?;
             let none = || Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "a serving engine's budget has no events");
@@ -121,7 +125,7 @@ pub(crate) async fn validate(State(service): Shared, Json(request): Json<PlanReq
                 service.prepare(request.clone())?.answer(Wanted::default())?;
                 Ok(())
             };
-            let found = checked().err().map(|problem| request.worded(problem).all());
+            let found = checked().err().map(|problem| problem.within(&request).all());
             Ok(Validation { problems: found.unwrap_or_default().iter().map(Fault::cut).collect() })
         })
         .await
@@ -201,7 +205,7 @@ impl Service {
         work: impl Fn(&Self, R) -> Result<T, Problem> + Send + Sync + 'static,
     ) -> Answer {
         let service = Arc::clone(self);
-        let told = move || work(&service, request.clone()).map_err(|problem| request.worded(problem));
+        let told = move || work(&service, request.clone()).map_err(|problem| problem.within(&request));
         self.room.run(move || Ok(Document::of(&told()?))).await
     }
 

@@ -7,7 +7,7 @@ use crate::model::families::denoisers;
 use crate::model::op::Op;
 use crate::model::task::CHOICES;
 use crate::model::{Inputs, Making, Model, Program, Step, Task};
-use crate::plan::{Batch, Fault, InferPlan, TrainPlan};
+use crate::plan::{Batch, CacheImplementation, Fault, InferPlan, TrainPlan};
 
 /// Samples of a training run.
 pub(super) fn training(model: &Model, draft: &mut Draft<'_>, plan: &mut TrainPlan, name: &str) {
@@ -32,8 +32,11 @@ pub(super) fn training(model: &Model, draft: &mut Draft<'_>, plan: &mut TrainPla
         } else {
             plan.batch.seq_len = most;
             draft.derived.push(("batch.seq_len".into(), "as many positions as the model has".into()));
-            let are = if draft.states("job.lengths") { "cut to" } else { "as long as" };
-            draft.notes.push(format!("the model has {most} positions: samples are {are} {most} tokens"));
+            let how = match draft.states("job.lengths") {
+                true => format!("longer samples are cut to {most} tokens"),
+                false => format!("samples are {most} tokens long"),
+            };
+            draft.notes.push(format!("the model has {most} positions: {how}"));
         }
     }
     past(model, draft, plan.batch.seq_len);
@@ -182,15 +185,19 @@ pub(super) fn idle(model: &Model, draft: &mut Draft<'_>, plan: &InferPlan, name:
         ("diffusion.vae_slicing", how.vae_slicing, Making { slices: false, ..making }, "decodes one sample"),
         ("diffusion.unguided", guided, Making { guided: true, ..making }, "sees no picture a second time"),
     ];
-    let asked = asked.map(|(path, on, making, why)| (path, on, Inputs { making, ..inputs.clone() }, why));
-    let cached = Inputs { cache: true, ..inputs.clone() };
-    let kept = ("cache", plan.new_tokens == 0 && !inputs.cache, cached, "keeps no keys and values");
-    for (path, _, without, why) in asked.into_iter().chain([kept]).filter(|(_, on, ..)| *on) {
-        let [Ok(with), Ok(without)] = [inputs.clone(), without].map(|inputs| model.shared_program(inputs)) else { return };
-        if with.steps == without.steps && with.values == without.values {
-            draft.notes.push(format!("{path}: {name} {why}, so it changes nothing"));
-        }
+    let program = |making: Making| model.shared_program(Inputs { making, ..inputs.clone() });
+    let mut idle = Vec::new();
+    for (path, _, without, why) in asked.into_iter().filter(|(_, on, ..)| *on) {
+        let (Ok(with), Ok(without)) = (program(making), program(without)) else { return };
+        idle.extend((with.steps == without.steps && with.values == without.values).then_some((path, why)));
     }
+    // A pass that is not followed by others still returns what it keeps.
+    if plan.cache == CacheImplementation::None && plan.new_tokens == 0 {
+        let keeps = |step: &Step| matches!(step, Step::Run { op: Op::Cache(_), .. });
+        let none = program(making).is_ok_and(|program| !program.steps.iter().any(keeps));
+        idle.extend(none.then_some(("cache", "keeps no keys and values")));
+    }
+    draft.notes.extend(idle.iter().map(|(path, why)| format!("{path}: {name} {why}, so it changes nothing")));
 }
 
 /// Whether a model has attention that can be computed in several ways: models of diffusers have one of their own.
