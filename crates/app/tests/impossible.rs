@@ -209,7 +209,7 @@ fn what_changes_nothing_is_named() {
         ("train gpt2 --seq-len 64 --lora --freeze embeddings", "frozen already"),
         ("infer llama3-8b --prompt 8 --new-tokens 2 --assistant-model gpt2", "asks for both tokenizers"),
         ("train gpt2 --lengths 1,2,99999", "cut to 1024"),
-        ("infer llama3-8b --engine llama.cpp -ngl 999 -c 0 --gpu rtx3060", "-ngl as it is said"),
+        ("infer llama3-8b --engine llama.cpp -ngl 999 -c 0 --gpu rtx3060", "leaves as it is said"),
         ("train gpt2 --steps 4 --eval-steps 512", "no evaluation in 4 steps"),
         ("infer llama3-8b --engine vllm --gpu tpu-v5e", "no card of CUDA"),
         ("infer llama3-8b --engine ollama --context 200000", "Ollama takes 8192"),
