@@ -225,7 +225,7 @@ fn what_a_benchmark_decides_is_said_both_ways() {
         let batch = Batch { batch_size: 6, seq_len, ..Batch::default() };
         let plan = TrainPlan { batch, compile: Some(Compile::Model), ..TrainPlan::default() };
         let usual = simulation::train(&model, &plan).unwrap();
-        let other = simulation::train(&model, &TrainPlan { unpadded: true, ..plan }).unwrap();
+        let other = simulation::train(&model, &TrainPlan { pads_otherwise: true, ..plan }).unwrap();
         let peaks = [&usual, &other].map(|run| run.replay.peak_allocated());
         let said = format!("peak allocated is {:.2} GiB", peaks[1] as f64 / f64::from(1 << 30));
         assert!(usual.notes.join("\n").contains(&said), "{:?}: {said}", usual.notes);

@@ -5,7 +5,7 @@ use vramcast_core::memory::fold::layer_by_layer;
 use vramcast_core::memory::log::{Event, Log, StorageInfo};
 use vramcast_core::memory::simulation::{self, Simulation};
 use vramcast_core::model::Model;
-use vramcast_core::plan::{AllocatorOptions, TrainPlan};
+use vramcast_core::plan::{AllocatorOptions, InferPlan, TrainPlan};
 use vramcast_core::source::catalogue;
 
 use serde_json::{Value, json};
@@ -122,6 +122,35 @@ fn what_is_alike_is_folded() {
             let run = simulation::train(&model, &plan(tree)).unwrap();
             assert!(run.log.folded >= least, "{name} {tree}: {}", run.log.folded);
         }
+    }
+}
+
+/// Tokens of a deep model are those of one of few layers: where all are alike, behind dense ones in front, and in turns.
+#[test]
+fn few_layers_stand_for_all() {
+    let plan = InferPlan { new_tokens: 12, ..InferPlan::default() };
+    let tokens = [
+        "meta-llama/Meta-Llama-3-8B",
+        "deepseek-ai/DeepSeek-V2-Lite",
+        "deepseek-ai/DeepSeek-V3",
+        "google/gemma-3-12b-it",
+        "Qwen/Qwen3-Next-80B-A3B-Instruct",
+    ];
+    for name in tokens {
+        let entry = catalogue::find(name).unwrap();
+        let model = Model::new(entry.config, entry.auto_class.as_deref()).unwrap();
+        let few = simulation::infer(&model, &plan).unwrap();
+        let all = layer_by_layer(|| simulation::infer(&model, &plan)).unwrap();
+        assert!(few.log.folded > 0 && all.log.folded == 0, "{name}: {}", few.log.folded);
+        assert_eq!(few.replay, all.replay, "{name}");
+        let bytes = |run: &Simulation| {
+            let of = |event: &Event| match event {
+                Event::Allocate(id) | Event::Free(id) => run.log.storages[id.0 as usize].bytes,
+                _ => 0,
+            };
+            run.log.events.iter().map(of).collect::<Vec<_>>()
+        };
+        assert!(bytes(&few) == bytes(&all), "{name}");
     }
 }
 

@@ -1,11 +1,13 @@
 //! Estimates keep a core and some memory busy: so many at once, others wait, and none keeps a client waiting for ever.
 //!
 //! Nobody sees from outside what an estimate takes. So each begins as a light one; what records more than those may begins
-//! again where heavy ones wait for each other, and light ones do not wait for them.
+//! again where heavy ones wait for each other, and light ones do not wait for them. The same question, asked again, begins there:
+//! who is told to come later asks it word for word.
 
 use std::cell::Cell;
-use std::sync::Arc;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::http::StatusCode;
@@ -24,6 +26,8 @@ const HEAVY: u64 = crate::ask::work::MILLIONS * 1_000_000;
 const LIGHT: u64 = 500_000;
 /// What a request records at the cost of one.
 const PER_TOKEN: u64 = 150_000;
+/// So many questions are known to be heavy.
+const KNOWN: usize = 1024;
 /// Those that may wait, for each that runs.
 const WAITING_PER_SLOT: usize = 64;
 
@@ -49,6 +53,8 @@ pub(crate) struct Pool {
     heavy: Slots,
     /// How long one may take.
     time: Duration,
+    /// Questions that were heavy, the oldest first.
+    known: Mutex<VecDeque<u64>>,
 }
 
 /// Room for estimates of one kind.
@@ -150,7 +156,7 @@ impl Pool {
     /// Room for so many, each for so long; all but one of them may be heavy.
     pub(crate) fn new(concurrency: usize, time: Duration) -> Self {
         let heavy = concurrency.saturating_sub(1).max(1);
-        Self { light: Slots::light(concurrency, LIGHT), heavy: Slots::heavy(heavy), time }
+        Self { light: Slots::light(concurrency, LIGHT), heavy: Slots::heavy(heavy), time, known: Mutex::default() }
     }
 
     /// Estimates that run now, and those that wait.
@@ -161,29 +167,45 @@ impl Pool {
     }
 
     /// Runs something on a thread of its own, as soon as there is room, and once more where it turns out to be heavy. The
-    /// room is free again when the thread ends, which it does soon after its time is over.
+    /// room is free again when the thread ends, which it does soon after its time is over. `question` tells what is asked.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
+        question: u64,
         work: impl Fn() -> Result<T, Problem> + Send + Sync + 'static,
     ) -> Result<T, Problem> {
         let until = tokio::time::Instant::now() + self.time;
         let work = Arc::new(work);
-        match self.once(&self.light, until, Arc::clone(&work)).await? {
-            Ok(answer) => answer,
-            Err(Stopped::Unwanted) => Err(self.too_slow(&self.light)),
-            Err(Stopped::TooLarge) => match self.once(&self.heavy, until, work).await? {
-                Ok(answer) => answer,
-                Err(Stopped::Unwanted) => Err(self.too_slow(&self.heavy)),
-                Err(Stopped::TooLarge) => {
-                    let (one, all) = (HEAVY, HEAVY * work::TOGETHER);
-                    let detail = format!(
-                        "too large to simulate: more than {one} operations at once or {all} together, or a tensor of an exbibyte"
-                    );
-                    Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
-                        .hint("fewer layers, experts, micro-batches or tokens"))
-                }
-            },
+        if !self.is_known(question) {
+            match self.once(&self.light, until, Arc::clone(&work)).await? {
+                Ok(answer) => return answer,
+                Err(Stopped::Unwanted) => return Err(self.too_slow(&self.light)),
+                Err(Stopped::TooLarge) => self.remember(question),
+            }
         }
+        match self.once(&self.heavy, until, work).await? {
+            Ok(answer) => answer,
+            Err(Stopped::Unwanted) => Err(self.too_slow(&self.heavy)),
+            Err(Stopped::TooLarge) => {
+                let (one, all) = (HEAVY, HEAVY * work::TOGETHER);
+                let detail = format!(
+                    "too large to simulate: more than {one} operations at once or {all} together, or a tensor of an exbibyte"
+                );
+                Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
+                    .hint("fewer layers, experts, micro-batches or tokens"))
+            }
+        }
+    }
+
+    fn is_known(&self, question: u64) -> bool {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).contains(&question)
+    }
+
+    fn remember(&self, question: u64) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() == KNOWN {
+            known.pop_front();
+        }
+        known.push_back(question);
     }
 
     /// Its time is over: what is light should not have taken it, what is heavy asks for too much.
@@ -246,11 +268,11 @@ mod tests {
     #[tokio::test]
     async fn room_is_given_back() {
         let pool = pool(60_000);
-        assert_eq!(pool.run(|| Ok(1)).await.ok(), Some(1));
-        let failed = pool.run(|| Err::<(), _>(Problem::new(StatusCode::BAD_REQUEST, "x"))).await;
+        assert_eq!(pool.run(0, || Ok(1)).await.ok(), Some(1));
+        let failed = pool.run(0, || Err::<(), _>(Problem::new(StatusCode::BAD_REQUEST, "x"))).await;
         assert_eq!(failed.err().map(|problem| problem.status), Some(400));
         assert_eq!(
-            pool.run(|| -> Result<(), Problem> { panic!("on purpose") }).await.err().map(|p| p.status),
+            pool.run(0, || -> Result<(), Problem> { panic!("on purpose") }).await.err().map(|p| p.status),
             Some(500)
         );
         assert_eq!(pool.load(), (0, 0));
@@ -269,19 +291,22 @@ mod tests {
     #[tokio::test]
     async fn what_is_heavy_is_run_where_the_heavy_are_and_costs_more() {
         let pool = pool(60_000);
-        let light = counted(pool.run(|| Ok(()))).await;
+        let light = counted(pool.run(0, || Ok(()))).await;
         assert!(light.0.is_ok() && light.1 == 0.0);
         let runs = Arc::new(AtomicUsize::new(0));
-        let (again, tiny) = (Arc::clone(&runs), Slots::light(1, 50));
-        let pool = Pool { light: tiny, ..pool };
-        let (answer, cost) = counted(pool.run(move || {
-            again.fetch_add(1, Ordering::Relaxed);
-            record()
-        }))
-        .await;
-        assert!(answer.is_ok(), "{:?}", answer.err().map(|problem| problem.detail));
-        assert_eq!(runs.load(Ordering::Relaxed), 2);
-        assert!(cost >= 0.0);
+        let pool = Pool { light: Slots::light(1, 50), ..pool };
+        // As a light one and as a heavy one; asked again, as a heavy one alone.
+        for (question, ran) in [(1, 2), (1, 3), (2, 5)] {
+            let again = Arc::clone(&runs);
+            let (answer, cost) = counted(pool.run(question, move || {
+                again.fetch_add(1, Ordering::Relaxed);
+                record()
+            }))
+            .await;
+            assert!(answer.is_ok(), "{:?}", answer.err().map(|problem| problem.detail));
+            assert_eq!(runs.load(Ordering::Relaxed), ran);
+            assert!(cost >= 0.0);
+        }
     }
 
     /// Memory is bounded by the number of threads, and light ones go first.
@@ -305,14 +330,14 @@ mod tests {
         let pool = pool(50);
         let (send, receive) = std::sync::mpsc::channel::<()>();
         let receive = std::sync::Mutex::new(receive);
-        let slow = pool.run(move || Ok(receive.lock().unwrap().recv().is_ok())).await;
+        let slow = pool.run(0, move || Ok(receive.lock().unwrap().recv().is_ok())).await;
         assert_eq!(slow.err().map(|problem| problem.status), Some(503));
         // The thread still runs, so there is no room.
-        assert_eq!(pool.run(|| Ok(())).await.err().map(|problem| problem.status), Some(503));
+        assert_eq!(pool.run(0, || Ok(())).await.err().map(|problem| problem.status), Some(503));
         drop(send);
         while pool.load().0 > 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        assert!(pool.run(|| Ok(())).await.is_ok());
+        assert!(pool.run(0, || Ok(())).await.is_ok());
     }
 }

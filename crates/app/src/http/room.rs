@@ -1,5 +1,9 @@
 //! Where estimates are computed: on a server's threads, or where they are asked for.
 
+use std::hash::Hash;
+#[cfg(not(target_family = "wasm"))]
+use std::hash::{DefaultHasher, Hasher};
+
 #[cfg(not(target_family = "wasm"))]
 use super::pool::Pool;
 use super::problem::Problem;
@@ -15,14 +19,19 @@ pub(crate) enum Room {
 }
 
 impl Room {
-    /// Computes something as soon as there is room.
+    /// Computes something as soon as there is room; `question` tells what is asked.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
+        question: impl Hash,
         compute: impl Fn() -> Result<T, Problem> + Send + Sync + 'static,
     ) -> Result<T, Problem> {
         match self {
             #[cfg(not(target_family = "wasm"))]
-            Self::Server(pool) => pool.run(compute).await,
+            Self::Server(pool) => {
+                let mut hasher = DefaultHasher::new();
+                question.hash(&mut hasher);
+                pool.run(hasher.finish(), compute).await
+            }
             Self::Here => {
                 // Limits speak the command line's errors; what the work itself says is the answer.
                 let done = work::within(work::MILLIONS, || Ok(compute()));

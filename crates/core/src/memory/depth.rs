@@ -3,7 +3,8 @@
 //! Batches of many lengths are many steps that differ in sizes alone, and the layers of a model do the same thing. So one step
 //! is run of the whole model, and of others only one of the same model with few layers: what a storage of the whole takes is
 //! what its like takes there. Which is whose like is found by running one step of both; a second step of both must agree in every
-//! storage, and layers must be alike in all that they compute. Where anything differs, every step is run as it is.
+//! storage, and layers must be alike in all that they compute: all of them, or behind some in front (dense ones before those with
+//! experts), or in turns (windows and full attention). Where anything differs, every step is run as it is.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,27 +17,73 @@ use crate::model::op::Op;
 use crate::model::{Model, ModuleKind, Program, Step};
 use crate::plan::PlanError;
 
-/// Layers of the shallow model: the first two, one that stands for all between, and the last.
-const FEW: u32 = 4;
-/// Fewer layers than this are run as they are.
-const MANY: u64 = 8;
+/// How the layers of a stack come again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Pattern {
+    /// Layers in front that are like no others.
+    lead: u32,
+    /// Behind them each is like the one so many before it.
+    period: u32,
+}
 
-/// The same model with few layers, where it is deep enough and its config says how deep.
-pub(super) fn shallow(model: &Model) -> Option<Model> {
+/// The longest patterns that are looked for.
+const LONGEST: u32 = 8;
+
+impl Pattern {
+    /// That of a stack by what its layers do: the one that needs the fewest, where those are half as many at most.
+    fn of<T: PartialEq>(layers: &[T]) -> Option<Self> {
+        let height = layers.len() as u32;
+        let comes_again = |pattern: &Self| {
+            let (lead, period) = (pattern.lead as usize, pattern.period as usize);
+            layers.get(lead..).is_some_and(|rest| rest.iter().zip(rest.iter().skip(period)).all(|(a, b)| a == b))
+        };
+        let all = (1..=LONGEST).flat_map(|period| (0..=LONGEST).map(move |lead| Self { lead, period }));
+        let short = all.filter(|pattern| 2 * pattern.few(height) <= height && comes_again(pattern));
+        short.min_by_key(|pattern| pattern.few(height))
+    }
+
+    /// Layers of the shallow model: those in front, two patterns, one that stands for all between, and the last.
+    fn few(self, height: u32) -> u32 {
+        self.lead + 4 * self.period + self.rest(height)
+    }
+
+    /// Layers of a pattern that ends before its time.
+    fn rest(self, height: u32) -> u32 {
+        height.saturating_sub(self.lead) % self.period
+    }
+
+    /// The layer of the shallow model that does what one of the whole does.
+    fn like(self, layer: u32, height: u32) -> u32 {
+        let Self { lead, period } = self;
+        match layer {
+            _ if layer < lead + 2 * period => layer,
+            _ if layer + 2 * period + self.rest(height) >= height => layer + self.few(height) - height,
+            _ => lead + period + (layer - lead) % period,
+        }
+    }
+}
+
+/// The same model with few layers, where it is deep enough and its config says how deep; `program` is one of the whole.
+pub(super) fn shallow(model: &Model, program: &Program) -> Option<Model> {
     let mut config = model.config().clone();
-    let layers = config["num_hidden_layers"].as_u64().filter(|layers| *layers >= MANY)?;
-    config["num_hidden_layers"] = FEW.into();
-    for value in config.as_object_mut()?.values_mut() {
+    // Models of pictures and text have their decoder's sizes apart.
+    let own = if config.get("num_hidden_layers").is_some() { &mut config } else { config.get_mut("text_config")? };
+    let layers = own["num_hidden_layers"].as_u64()?;
+    let stacks = stacks(program);
+    let (_, pattern) = stacks.values().find(|(height, _)| u64::from(*height) == layers)?;
+    let (pattern, height) = ((*pattern)?, layers as u32);
+    own["num_hidden_layers"] = pattern.few(height).into();
+    for value in own.as_object_mut()?.values_mut() {
         if let Some(list) = value.as_array_mut().filter(|list| list.len() as u64 == layers) {
-            let alike = list.windows(2).all(|pair| pair[0] == pair[1]);
-            alike.then(|| list.truncate(FEW as usize))?;
+            let alike = (0..height).all(|layer| list[layer as usize] == list[pattern.like(layer, height) as usize]);
+            alike.then(|| list.truncate(pattern.few(height) as usize))?;
         }
     }
     model.with_config(config)
 }
 
-/// Whether all layers of a stack compute the same on the same sizes.
-pub(super) fn is_uniform(program: &Program) -> bool {
+/// How high each stack of a program is, and how its layers come again, if they do.
+fn stacks(program: &Program) -> BTreeMap<u32, (u32, Option<Pattern>)> {
     let labels = labels(program);
     /// An operation: its kind, the whole of it where it attends, and which shapes come out.
     type Work<'program> = (std::mem::Discriminant<Op>, Option<&'program Op>, Vec<usize>);
@@ -55,8 +102,16 @@ pub(super) fn is_uniform(program: &Program) -> bool {
         let attends = matches!(op, Op::Attention(_)).then_some(op);
         layers.entry(label).or_default().push((std::mem::discriminant(op), attends, made.collect()));
     }
-    let all: Vec<_> = layers.into_iter().collect();
-    all.windows(2).all(|pair| pair[0].0.stack != pair[1].0.stack || pair[0].1 == pair[1].1)
+    let mut stacks: BTreeMap<u32, Vec<Vec<Work<'_>>>> = BTreeMap::new();
+    for (label, work) in layers {
+        stacks.entry(label.stack).or_default().push(work);
+    }
+    let heights = heights(program, &labels);
+    let known = |(stack, height): (u32, u32)| {
+        let works = stacks.get(&stack).filter(|works| works.len() == height as usize);
+        (stack, (height, works.and_then(|works| Pattern::of(works))))
+    };
+    heights.into_iter().map(known).collect()
 }
 
 /// A layer: its stack, by the place of the first of them, and its number.
@@ -174,16 +229,15 @@ impl Likes {
     /// Of one step of both; `None` where they are not alike.
     pub(super) fn find((whole, program): (&StepOf, &Program), (few, shallow): (&StepOf, &Program)) -> Option<Self> {
         let (deep_labels, labels) = (labels(program), labels(shallow));
-        let (deep, flat) = (heights(program, &deep_labels), heights(shallow, &labels));
+        let (deep, flat) = (stacks(program), heights(shallow, &labels));
         let made = few.made(&labels);
         let like = |label: Label| {
-            let (height, few) = (*deep.get(&label.stack)?, *flat.get(&label.stack)?);
-            let layer = match label.layer {
-                layer if height == few || layer < 2 => layer,
-                layer if layer + 2 >= height => (layer + few).checked_sub(height)?,
-                _ => 1,
-            };
-            Some(Label { layer, ..label })
+            let ((height, pattern), few) = (*deep.get(&label.stack)?, *flat.get(&label.stack)?);
+            if height == few {
+                return Some(label);
+            }
+            let pattern = pattern.filter(|pattern| pattern.few(height) == few)?;
+            Some(Label { layer: pattern.like(label.layer, height), ..label })
         };
         let mut of = vec![None; whole.storages.len()];
         let mut seen: BTreeMap<u32, ()> = BTreeMap::new();

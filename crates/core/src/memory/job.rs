@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::adapters::Loaded;
-use super::depth::{self, Beside, Few};
+use super::depth::{Beside, Few};
 use super::device::Device;
 use super::engine::{Alone, Engine};
 use super::evaluation;
@@ -128,9 +128,6 @@ impl<'a> Shallow<'a> {
     fn beside(self, whole: &mut RunningJob<'a>, longest: Sizes) -> Result<Beside<RunningJob<'a>>, PlanError> {
         let (plan, Self { program, programs, changes }) = (whole.plan, self);
         let deep = (whole.passes.ready.programs)(longest.of(&plan.batch).training_inputs())?;
-        if !depth::is_uniform(&deep) {
-            return Ok(Beside::default());
-        }
         let mut torch = Torch::new(Device::of(&plan.gpu));
         torch.forced_kernel = plan.sdpa_kernel.map(Kernel::from);
         let liger = changes.liger;

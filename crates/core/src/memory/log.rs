@@ -162,7 +162,7 @@ pub struct Log {
     pub ran_cudnn: bool,
     /// Why the run would have stopped, where it cannot run as asked.
     pub refused: Option<String>,
-    /// Units of layers, and turns of a pipeline, that were written down, not run.
+    /// Units of layers, turns of a pipeline, and steps that a model of few layers ran, that were written down, not run.
     pub folded: usize,
     /// Whether layers that were taken to be alike were not: then nothing of this is so.
     pub(super) misfolded: bool,

@@ -266,6 +266,7 @@ impl<K: Ord> Tape<K> {
             // Storages of its own come with it.
             crate::work::repeat(2 * like.events.len());
             let mut log = torch.log.borrow_mut();
+            log.folded += 1;
             if log.events.capacity() < log.events.len() + like.events.len() {
                 // Moving what is there takes longer than all else.
                 log.events.reserve(like.events.len() * left.clamp(1, 1000));

@@ -10,7 +10,7 @@ use super::log::{Event, Log};
 use super::lower::head::Head;
 use super::process::{self, Part};
 use super::sharding::Spread;
-use super::{depth, infer, loading, lower, megatron, stored, tasks, tensor_parallel, train};
+use super::{depth, fold, infer, loading, lower, megatron, stored, tasks, tensor_parallel, train};
 use crate::model::{Inputs, Model, Program};
 use crate::plan::adapter::AdaptedKind;
 use crate::plan::parallel::{Engine, Parallel, Place};
@@ -75,7 +75,7 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
     crate::work::begin();
     plan.check_on(model)?;
     let mut first = of_one_size(model, plan)?;
-    first.notes.extend(unpadded(model, plan, &first.program));
+    first.notes.extend(padded_otherwise(model, plan, &first.program));
     if !plan.job.find_batch_size || !first.replay.out_of_memory {
         return Ok(first);
     }
@@ -92,8 +92,8 @@ pub fn train(model: &Model, plan: &TrainPlan) -> Result<Simulation, PlanError> {
 
 /// Where a benchmark decides which products of the head are padded, what the other answer would be: nothing that Inductor asks before
 /// tells on which side a run will be (docs/how-compiled-memory-works.md).
-fn unpadded(model: &Model, plan: &TrainPlan, program: &Program) -> Option<String> {
-    let whole = plan.compile.is_some_and(crate::plan::Compile::is_whole) && !plan.unpadded;
+fn padded_otherwise(model: &Model, plan: &TrainPlan, program: &Program) -> Option<String> {
+    let whole = plan.compile.is_some_and(crate::plan::Compile::is_whole) && !plan.pads_otherwise;
     let head = Head::find(program).weight.filter(|_| whole)?;
     let table = program.parameters[head.0 as usize].shape;
     let width = table.size(0);
@@ -101,7 +101,7 @@ fn unpadded(model: &Model, plan: &TrainPlan, program: &Program) -> Option<String
     if plan.autocast.unwrap_or(plan.weights).size() != 2 || width.is_multiple_of(2) {
         return None;
     }
-    let other = of_one_size(model, &TrainPlan { unpadded: true, ..plan.clone() }).ok()?;
+    let other = of_one_size(model, &TrainPlan { pads_otherwise: true, ..plan.clone() }).ok()?;
     let gib = other.replay.peak_allocated() as f64 / (1_u64 << 30) as f64;
     let rows = plan.batch.batch_size.saturating_mul(plan.batch.seq_len);
     let taken = match pads_weight(rows, table.last()) {
@@ -211,8 +211,10 @@ fn train_at(
     }
     // Beside a deep model whose batches differ, one of few layers.
     let alone = plan.parallel.is_none() && !plan.job.in_full && plan.objective.is_plain() && changes.base.is_none();
-    let few =
-        (alone && plan.job.lengths.is_some() && !plan.job.from_pretrained).then(|| depth::shallow(model)).flatten();
+    let alone = alone && fold::is_allowed();
+    let few = (alone && plan.job.lengths.is_some() && !plan.job.from_pretrained)
+        .then(|| depth::shallow(model, &program))
+        .flatten();
     let few_programs = |given: Inputs| match &few {
         Some(few) => Ok(few.shared_program(inputs(given))?),
         None => programs(given),

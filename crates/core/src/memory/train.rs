@@ -391,7 +391,7 @@ pub(super) fn settings(plan: &TrainPlan) -> Settings {
         // TRL's reward and value models are called so.
         refuses_cache: plan.objective.kind.auto_class().is_some(),
         compile: plan.compile,
-        pads: !plan.unpadded,
+        pads_otherwise: plan.pads_otherwise,
         float8: plan.float8,
         drops_outputs: !plan.keep_outputs,
     }

@@ -58,7 +58,7 @@ pub struct TrainPlan {
     pub keep_outputs: bool,
     /// Whether Inductor's benchmark is taken to decide otherwise than usual on the padding of a head's gradient.
     #[serde(skip)]
-    pub unpadded: bool,
+    pub pads_otherwise: bool,
     /// Whether the loop's name for the loss is bound until the next one is there, and with it the graph: what its functions
     /// hold as plain attributes lives on through the next forward pass.
     pub keep_loss: bool,
@@ -110,7 +110,7 @@ impl Default for TrainPlan {
             gradient_accumulation: 1,
             clip: false,
             keep_outputs: true,
-            unpadded: false,
+            pads_otherwise: false,
             keep_loss: false,
             frozen: Vec::new(),
             parallel: None,

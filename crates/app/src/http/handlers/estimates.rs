@@ -1,5 +1,6 @@
 //! Estimates of a model and a plan.
 
+use std::fmt::Debug;
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -199,14 +200,15 @@ pub(crate) async fn suggest(State(service): Shared, Json(request): Json<PlanRequ
 
 impl Service {
     /// Computes an answer where there is room for it.
-    pub(super) async fn answer<R: Body + Clone + Send + Sync + 'static, T: Serialize>(
+    pub(super) async fn answer<R: Body + Debug + Clone + Send + Sync + 'static, T: Serialize>(
         self: &Arc<Self>,
         request: R,
         work: impl Fn(&Self, R) -> Result<T, Problem> + Send + Sync + 'static,
     ) -> Answer {
         let service = Arc::clone(self);
+        let question = format!("{} {request:?}", std::any::type_name_of_val(&work));
         let told = move || work(&service, request.clone()).map_err(|problem| problem.within(&request));
-        self.room.run(move || Ok(Document::of(&told()?))).await
+        self.room.run(question, move || Ok(Document::of(&told()?))).await
     }
 
     fn prepare(&self, mut request: PlanRequest) -> Result<Prepared, Problem> {

@@ -115,8 +115,8 @@ pub(super) struct Graph {
     pub(super) module: u32,
     /// Whether attention is flex attention.
     pub(super) flex: bool,
-    /// Whether Inductor's benchmark decides as usual on products that give gradients of weights of odd widths.
-    pub(super) pads_weights: bool,
+    /// Whether Inductor's benchmark decides otherwise than usual on products that give gradients of weights of odd widths.
+    pub(super) pads_otherwise: bool,
     known: BTreeMap<Key, Id>,
 }
 

@@ -51,7 +51,7 @@ impl Tracer<'_> {
         };
         // `is_mm_compute_bound`: a product computes per byte at most as much as its smallest size, and no card so little.
         let bound = rows.min(shape.last()) >= pad::LEAST_BALANCE;
-        g.pads_weights = self.around.pads;
+        g.pads_otherwise = self.around.pads_otherwise;
         if odd(shape.last()) && bound && pad::pays(dtype) {
             if layout == LinearLayout::InOut {
                 return Err(format!("a transposed product whose width is no multiple of {aligned}"));

@@ -40,7 +40,7 @@ pub(super) fn pays(dtype: DType) -> bool {
 }
 
 /// Whether the gradient of a weight of an odd width is padded: for narrow models the margin is small, and an H200 decided against it on
-/// 4000 and 6000 rows in all of five runs, for it where rows are a multiple of 128, and mostly for it on fewer.
+/// 4000 and 6000 rows in all of five runs, for it where rows are a multiple of 128, and mostly for it on fewer (docs/open-constants.md). The rehearsal has the same rules (`padding` in app/src/rehearse/kernels.py).
 pub(crate) fn pads_weight(rows: u64, inner: u64) -> bool {
     inner > 768 || rows <= 3072 || rows.is_multiple_of(128)
 }
@@ -95,7 +95,7 @@ impl Graph {
         let whole = width.next_multiple_of(aligned(dtype));
         let sizes = Shape::from([width, inner]);
         let turned = self.node(Kind::View("permute"), &[gradient], Shape::from([width, rows]), dtype);
-        if self.pads_weights != pads_weight(rows, inner) || width.is_multiple_of(2) {
+        if self.pads_otherwise == pads_weight(rows, inner) || width.is_multiple_of(2) {
             return self.node(Kind::Product, &[turned, x], sizes, dtype);
         }
         let lies = laid(Shape::from([rows, whole]), dtype).last();

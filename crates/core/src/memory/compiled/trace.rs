@@ -38,8 +38,8 @@ pub(in crate::memory) struct Around<'a> {
     pub(in crate::memory) whole: bool,
     /// Whether the batch brings an attention mask.
     pub(in crate::memory) masked: bool,
-    /// Whether Inductor's benchmark decides as usual on products of odd widths.
-    pub(in crate::memory) pads: bool,
+    /// Whether Inductor's benchmark decides otherwise than usual on products of odd widths.
+    pub(in crate::memory) pads_otherwise: bool,
     /// Whether layers are checkpoints inside the graph, and what those keep.
     pub(in crate::memory) checkpointing: bool,
     pub(in crate::memory) selective: Option<Selective>,

@@ -80,7 +80,7 @@ impl Loaded {
             counted: None,
             documents: None,
             save_on_cpu: None,
-            pads: true,
+            pads_otherwise: false,
             fills_cache: false,
             keeps_hidden: false,
             refuses_cache: false,

@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use super::depth::{self, Beside};
 use super::device::Device;
+use super::fold;
 use super::log::{Category, Event, Log, SharedLog};
 use super::lower::cache::Store;
 use super::phase::Work;
@@ -275,17 +276,16 @@ impl<'a> Few<'a> {
     /// Loads it beside the whole and runs its prompt, where layers do the same for every token.
     fn beside(whole: &Model, plan: &'a InferPlan) -> Result<Beside<Self>, PlanError> {
         let found = stored::in_inference(whole, plan.quantization.as_ref(), &plan.gpu)?;
-        let model = depth::shallow(whole).filter(|_| plan.beams == 1 && !beside_encoder(whole));
-        let (Some(model), None) = (model, found.stored()) else { return Ok(Beside::default()) };
-        let prompt = Arc::new(model.program(plan.inputs(plan.batch.seq_len, 0))?);
-        let inputs = decoding_inputs(whole, plan, first_tokens(whole, plan));
-        let deep = Arc::new(whole.program(inputs.clone())?);
-        if !depth::is_uniform(&deep) {
+        if plan.beams > 1 || beside_encoder(whole) || !fold::is_allowed() {
             return Ok(Beside::default());
         }
+        let inputs = decoding_inputs(whole, plan, first_tokens(whole, plan));
+        let deep = Arc::new(whole.program(inputs.clone())?);
+        let Some(model) = depth::shallow(whole, &deep) else { return Ok(Beside::default()) };
+        let prompt = Arc::new(model.program(plan.inputs(plan.batch.seq_len, 0))?);
         let program = Arc::new(model.program(inputs)?);
         let mut torch = new_torch(plan);
-        let weights = Loaded::load(&mut torch, &prompt, plan, None);
+        let weights = Loaded::load(&mut torch, &prompt, plan, found.stored());
         let mut run = Run::new(torch, weights, &prompt, plan);
         run.begin(&model, &prompt);
         Ok(Beside::of(Self { model, run }, deep, program))

@@ -176,7 +176,7 @@ impl Runner {
             weights: self.settings.weights,
             whole,
             masked: self.settings.mask,
-            pads: self.settings.pads,
+            pads_otherwise: self.settings.pads_otherwise,
             checkpointing,
             selective: self.wrapped.checkpoints.selective.filter(|_| checkpointing),
             float8: self.settings.float8,

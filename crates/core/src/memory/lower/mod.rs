@@ -99,8 +99,8 @@ pub struct Settings {
     pub save_on_cpu: Option<ToHost>,
     /// What `torch.compile` was called on.
     pub compile: Option<Compile>,
-    /// Whether Inductor pads all products of odd widths.
-    pub pads: bool,
+    /// Whether Inductor decides otherwise than usual on padding the gradient of a head's weight.
+    pub pads_otherwise: bool,
     /// How products of compiled layers are scaled to bytes.
     pub float8: Option<Float8>,
     /// Whether the loop lets go of what the model returns, as the Trainer does, whose autocast widens it.
