@@ -54,6 +54,15 @@ fn impossible_settings_name_the_nearest() {
         ("infer gpt2 --prompt 1020 --new-tokens 100", &["1024 positions", "--prompt 924"]),
         ("train llava-hf/llava-1.5-7b-hf --images 4x336x336 --seq-len 100", &["2304", "--seq-len 2304"]),
         ("train google/vit-base-patch16-224 --images 1x512x512", &["512x512", "224x224"]),
+        ("infer gpt2 --stop-after 500 --new-tokens 10", &["no effect", "drop --stop-after"]),
+        ("infer gpt2 --stop-after 0", &["--stop-after 1"]),
+        ("infer stable-diffusion-v1-5/stable-diffusion-v1-5 --stop-after 4", &["not generate", "drop --stop-after"]),
+        ("infer bert-base-uncased --min-new-tokens", &["not generate"]),
+        ("infer gpt2 --new-tokens 0 --beams 4", &["--new-tokens 128"]),
+        ("train gpt2 --gpus 18446744073709551615", &["--gpus: 18446744073709551615"]),
+        ("train bert-base-uncased --task dpo", &["fills masked", "causal language model"]),
+        ("train gpt2 --framework nope", &["--framework: nope"]),
+        ("infer gpt2 --images 1x99999x4", &["65536"]),
         ("train llama3-8b --auto-class AutoModelForCTC", &["AutoModelForCTC", "AutoModelForCausalLM"]),
         ("train llama3-8b --auto-class AutoModelForImageClassification", &["AutoModelForCausalLM"]),
         ("train llama3-8b --auto-class AutoModelForMaskedLM", &["AutoModelForCausalLM"]),
@@ -170,6 +179,16 @@ fn a_heading_says_what_is_so() {
     assert!(head("train gpt2 --seq-len 64").contains("adamw (foreach)"));
     let spread = head("train TinyLlama/TinyLlama-1.1B-Chat-v1.0 --seq-len 64 --engine megatron --gpus 2 --tp 2");
     assert!(spread.contains("parameters") && !spread.contains("on this card"), "{spread}");
+    for (more, said) in [
+        ("--quantization nf4", "nf4 linears"),
+        ("--assistant-model gpt2", "drafted by gpt2"),
+        ("--no-kv-cache", "no cache"),
+        ("--stop-after 2", "of which 2 are made"),
+        ("--gpus 2", "over 2 cards"),
+    ] {
+        let head = head(&format!("infer gpt2 --prompt 8 --new-tokens 4 {more}")).replace('\n', " ");
+        assert!(head.contains("1 prompt of 8 tokens") && head.contains(said), "{head}");
+    }
 }
 
 #[test]
@@ -182,6 +201,15 @@ fn what_changes_nothing_is_named() {
         ("train gpt2 --gpu tpu-v5e", "NVIDIA"),
         ("train state-spaces/mamba-130m-hf --seq-len 16 --attention eager", "attention"),
         ("infer stable-diffusion-v1-5/stable-diffusion-v1-5 --eager", "attention"),
+        ("infer stable-diffusion-v1-5/stable-diffusion-v1-5 --vae-tiling --images 1x256x256", "vae_tiling"),
+        ("infer stable-diffusion-v1-5/stable-diffusion-v1-5 --vae-slicing", "vae_slicing"),
+        ("infer stable-diffusion-v1-5/stable-diffusion-v1-5 --kv-cache=false", "keeps no keys and values"),
+        ("infer black-forest-labs/FLUX.1-dev --no-guidance", "unguided"),
+        ("infer bert-base-uncased --no-kv-cache", "keeps no keys and values"),
+        ("train gpt2 --seq-len 64 --lora --freeze embeddings", "frozen already"),
+        ("infer llama3-8b --prompt 8 --new-tokens 2 --assistant-model gpt2", "asks for both tokenizers"),
+        ("train gpt2 --lengths 1,2,99999", "cut to 1024"),
+        ("infer llama3-8b --engine llama.cpp -ngl 999 -c 0 --gpu rtx3060", "leaves as it is said"),
         ("train gpt2 --steps 4 --eval-steps 512", "no evaluation in 4 steps"),
         ("infer llama3-8b --engine vllm --gpu tpu-v5e", "no card of CUDA"),
         ("infer llama3-8b --engine ollama --context 200000", "Ollama takes 8192"),
@@ -190,6 +218,12 @@ fn what_changes_nothing_is_named() {
         assert!(notes.contains(said), "{line}: {notes}");
     }
     assert!(!notes(&document("train gpt2 --seq-len 64 --attention eager")).contains("attention"));
+    for line in ["--vae-tiling --images 1x1024x1024", "--vae-slicing --batch-size 2", "--no-guidance"] {
+        let line = format!("infer stable-diffusion-v1-5/stable-diffusion-v1-5 {line}");
+        assert!(!notes(&document(&line)).contains("changes nothing"), "{line}");
+    }
+    // One forward pass returns its cache.
+    assert!(!notes(&document("infer gpt2 --new-tokens 0 --no-kv-cache")).contains("keys and values"));
     // Only what was given.
     assert!(!notes(&document("infer gpt2 --images 1x224x224")).contains("target_len"));
     let notes = notes(&document("train llama3-8b --method components --clip --batch-size 4"));
@@ -205,6 +239,8 @@ fn a_context_is_never_longer_than_the_model_was_made_for() {
     const TINY: &str = "TinyLlama/TinyLlama-1.1B-Chat-v1.0";
     let solved = document(&format!("infer {TINY} --new-tokens 8 --solve context --gpu H200"));
     assert_eq!(solved["solved"]["value"], 2040);
+    let tabled = document(&format!("infer {TINY} --new-tokens 2 --table"));
+    assert_eq!(tabled["rows"].as_array().unwrap().last().unwrap()["prompt"], 2048);
     for words in ["infer --prompt 2048 --new-tokens 1", "train --seq-len 2049 --qlora"] {
         let (command, flags) = words.split_once(' ').unwrap();
         let notes = notes(&document(&format!("{command} {TINY} {flags}")));

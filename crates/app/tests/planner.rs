@@ -115,6 +115,7 @@ fn suggestions_hold() {
         "train microsoft/phi-2 --batch-size 16 --gpu A100-80GB",
         "train gpt2 --batch-size 24 --optimizer-implementation foreach --gpu t4",
         "train llama3-8b --gpu rtx4090",
+        "train llama3-8b --lora --gpu rtx4090",
     ] {
         let (document, code) = json(line);
         assert_eq!(code, 1, "{line}");
@@ -132,6 +133,15 @@ fn suggestions_hold() {
             assert_eq!(samples(&again), samples(&document), "{line} {change}");
         }
     }
+}
+
+/// What lies beneath adapters is quantised by the flag that people know, and is not called a change of what is trained.
+#[test]
+fn a_base_is_quantised_by_name() {
+    let (document, _) = json("train llama3-8b --lora --gpu rtx4090");
+    let all = document["suggestions"].as_array().unwrap();
+    let named = |one: &&Value| one["change"].as_str().is_some_and(|change| change.contains("--quantization nf4"));
+    assert_eq!(all.iter().find(named).unwrap()["cost"], "arithmetic", "{all:?}");
 }
 
 /// Parts of a pipeline that do not run can wait on the host.

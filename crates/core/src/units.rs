@@ -246,6 +246,11 @@ fn scaled(text: &str, number: &str, size: u64, fraction: Fraction) -> Result<u64
     u64::try_from(scaled / divisor).map_err(|_| too_large())
 }
 
+/// A count with its word.
+pub fn several(count: u64, word: &str) -> String {
+    format!("{count} {word}{}", if count == 1 { "" } else { "s" })
+}
+
 /// A count as people say it: `6.74B`, `355.92M`, `768`.
 pub fn show_count(count: u64) -> String {
     let units = [(10u64.pow(12), "T"), (10u64.pow(9), "B"), (10u64.pow(6), "M"), (1000, "K")];

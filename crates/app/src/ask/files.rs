@@ -291,7 +291,9 @@ pub(crate) fn lengths(path: &Path) -> Result<String, Failure> {
 /// What a text says about lengths.
 pub(crate) fn lengths_of(text: String, name: &str) -> Result<String, Failure> {
     let failed = |what: String| Failure::bad_input(format!("{name}: {what}"));
-    let first = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    let Some(first) = text.lines().find(|line| !line.trim().is_empty()) else {
+        return Err(failed("the file is empty".into()));
+    };
     let is_row = |line: &str| serde_json::from_str::<Value>(line).is_ok_and(|row| length(&row).is_some());
     if !is_row(first) {
         return Ok(text);

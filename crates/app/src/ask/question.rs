@@ -160,6 +160,10 @@ impl Question {
                 let (is, wanted) = if task == Task::Train { ("training", "infer") } else { ("generation", "train") };
                 return Err(Failure::bad_input(format!("the plan file is of {is}, not for `{wanted}`")));
             }
+            // What the file says of its model is why there is none.
+            if let Some(note) = file.notes.iter().find(|note| self.subject.is_silent() && note.contains("--model")) {
+                return Err(Failure::bad_input(note).hint("give a model by its name, such as --model llama3-8b"));
+            }
             self.deepspeed = self.deepspeed.or_else(|| file.deepspeed.clone());
             self.asked.beneath(file);
             from_file = true;

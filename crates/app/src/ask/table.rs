@@ -46,8 +46,9 @@ pub(crate) fn table(prepared: &[&Prepared]) -> Result<Tabled, Failure> {
 fn generation(prepared: &Prepared) -> Result<Tabled, Failure> {
     let (plan, _) = prepared.generation(false)?;
     let (model, memory) = (prepared.model()?, plan.gpu.memory);
-    // Prompts beyond the model's positions have no cell.
-    let most = positions(model).unwrap_or(u64::MAX).saturating_sub(plan.new_tokens);
+    // Prompts beyond the model's positions, and those that it was not made for, have no cell.
+    let made_for = longest_sequence(model).unwrap_or(u64::MAX).max(PROMPTS[0]);
+    let most = positions(model).unwrap_or(u64::MAX).saturating_sub(plan.new_tokens).min(made_for);
     let most = most.min(work::most_tokens(model, &prepared.request).unwrap_or(u64::MAX) / BATCHES.len() as u64);
     let mut cells: Vec<(u64, Vec<u64>)> = Vec::new();
     for prompt in PROMPTS.into_iter().filter(|prompt| *prompt <= most) {

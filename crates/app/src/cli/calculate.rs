@@ -98,7 +98,7 @@ pub(super) fn run(arguments: &Calculate, context: &Context) -> Result<Answer, Fa
 fn refusal(file: &std::path::Path, problems: &[Problem]) -> Failure {
     let line = |problem: &Problem| {
         let place = problem.place.map_or_else(String::new, |place| format!("line {}: ", place.line));
-        format!("{place}{} {}", problem.path, problem.message)
+        format!("{place}{}", format!("{} {}", problem.path, problem.message).trim_start())
     };
     let first = problems.first().map(line).unwrap_or_default();
     let failure = Failure::bad_input(format!("{}: {first}", file.display()));

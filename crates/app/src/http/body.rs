@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use vramcast_core::ask::resolve::reworded;
 use vramcast_core::ask::{Asked, Given, Task};
 use vramcast_core::model::Assumption;
 use vramcast_core::plan::{InferPlan, ServePlan, TrainPlan};
@@ -60,7 +61,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
         }
         let value = serde_path_to_error::deserialize(value).map_err(|error| {
             let field = pointer(error.path());
-            Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error.into_inner().to_string()).at(field)
+            Problem::new(StatusCode::UNPROCESSABLE_ENTITY, reworded(&error.into_inner().to_string())).at(field)
         })?;
         Ok(Self(value))
     }
@@ -77,6 +78,12 @@ fn pointer(path: &serde_path_to_error::Path) -> String {
         Segment::Unknown => String::new(),
     };
     path.iter().map(part).collect()
+}
+
+/// A request, as faults see it.
+pub(crate) trait Body {
+    /// Whether a setting stands in its plan: a card, an engine and what it is started with may stand beside it as well.
+    fn plans(&self, setting: &str) -> bool;
 }
 
 /// What every request about a plan says.
@@ -156,6 +163,20 @@ macro_rules! request {
             #[allow(dead_code, reason = "most must have one")]
             pub(crate) fn has_model(&self) -> bool {
                 self.model.is_some() || self.config.is_some()
+            }
+        }
+
+        impl Body for $name {
+            fn plans(&self, setting: &str) -> bool {
+                let Wish { plan, engine_options, gpu, engine, .. } = self.clone().wish();
+                let (beside, named) = match setting {
+                    "gpu" => (gpu.is_some(), true),
+                    "engine" => (engine.is_some(), true),
+                    _ => (engine_options.contains_key(setting), false),
+                };
+                // What is missed is missed where the others stand.
+                let missed = !named && !plan.is_empty() && engine_options.is_empty();
+                !beside && (plan.contains_key(setting) || missed)
             }
         }
     };
@@ -390,6 +411,12 @@ pub(crate) struct ReadRequest {
     pub(crate) text: String,
     /// The file's name, whose ending says which form it has; without one all are tried.
     pub(crate) name: Option<String>,
+}
+
+impl Body for ReadRequest {
+    fn plans(&self, _: &str) -> bool {
+        false
+    }
 }
 
 /// How a plan or its report is written down.

@@ -4,6 +4,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
+use super::body::Body;
 use crate::exit::Exit;
 use crate::failure::{Complaint, Door, Failure, Place, field};
 
@@ -117,6 +118,27 @@ impl Problem {
     /// At a place in the body.
     pub(crate) fn at(mut self, field: impl Into<String>) -> Self {
         self.field = Some(field.into());
+        self
+    }
+
+    /// With settings named where a body has them: in its plan or beside it.
+    pub(crate) fn within(mut self, body: &impl Body) -> Self {
+        let moved = |field: &mut Option<String>, message: &mut String, hint: &mut Option<String>| {
+            let Some(path) = field.as_deref() else { return };
+            let path = path.strip_prefix("/engine_options").unwrap_or(path).to_owned();
+            let setting = path.trim_start_matches('/').split('/').next().unwrap_or_default();
+            let served = field.as_deref() != Some(path.as_str());
+            if !served && !["gpu", "engine"].contains(&setting) || !body.plans(setting) {
+                return;
+            }
+            let texts = [Some(message), hint.as_mut()];
+            texts.into_iter().flatten().for_each(|text| *text = text.replace("engine_options.", "plan."));
+            *field = Some(format!("/plan{path}"));
+        };
+        moved(&mut self.field, &mut self.detail, &mut self.hint);
+        for fault in &mut self.faults {
+            moved(&mut fault.field, &mut fault.message, &mut fault.hint);
+        }
         self
     }
 

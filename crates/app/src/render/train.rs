@@ -2,11 +2,11 @@
 
 use vramcast_core::plan::parallel::{Engine, Parallel};
 use vramcast_core::plan::{
-    AdapterPlan, AttentionKind, CheckpointOptions, Checkpointing, InferPlan, Kernels, LossKind, RunPlan, Selective,
-    ServePlan, ServingEngine, TaskKind, TrainPlan,
+    AdapterPlan, AttentionKind, CacheImplementation, CheckpointOptions, Checkpointing, InferPlan, Kernels, LossKind,
+    RunPlan, Selective, ServePlan, ServingEngine, TaskKind, TrainPlan,
 };
 use vramcast_core::report::{Level, Report, Totals, Verdict};
-use vramcast_core::units::show_count;
+use vramcast_core::units::{several, show_count};
 
 use super::page::wrapped;
 use super::table::Table;
@@ -113,13 +113,16 @@ fn task(plan: &TrainPlan) -> Vec<String> {
     let sizes = match objective.kind {
         kind if kind.rolls_out() => {
             format!(
-                "{rows} completions of {} tokens after {} of a prompt",
+                "{} of {} tokens after {} of a prompt",
+                several(rows, "completion"),
                 objective.completion(),
                 objective.prompt(tokens)
             )
         }
-        TaskKind::Dpo | TaskKind::Orpo | TaskKind::Cpo | TaskKind::Reward => format!("{rows} pairs × {tokens} tokens"),
-        _ => format!("{rows} samples × {tokens} tokens"),
+        TaskKind::Dpo | TaskKind::Orpo | TaskKind::Cpo | TaskKind::Reward => {
+            format!("{} × {tokens} tokens", several(rows, "pair"))
+        }
+        _ => format!("{} × {tokens} tokens", several(rows, "sample")),
     };
     vec![format!("{} ({runs}): {sizes}", objective.kind.name())]
 }
@@ -233,18 +236,28 @@ fn generation(plan: &InferPlan, pictures: Option<&[u64]>) -> String {
     let mut parts = match pictures {
         Some(sizes) => vec![format!("batch {} × {}", batch.batch_size, in_pixels(sizes, batch.batch_size))],
         None => vec![
-            format!("{} prompts of {} tokens", batch.batch_size, batch.seq_len),
-            format!("{} new tokens", plan.new_tokens),
+            format!("{} of {} tokens", several(batch.batch_size, "prompt"), batch.seq_len),
+            match plan.stop_after {
+                _ if plan.new_tokens == 0 => "one forward pass".to_owned(),
+                Some(tokens) => format!("{} new tokens of which {tokens} are made", plan.new_tokens),
+                None => format!("{} new tokens", plan.new_tokens),
+            },
         ],
     };
     parts.push(format!("{} weights", plan.weights.name()));
-    if pictures.is_none() {
-        parts.push(format!("{} cache", plan.cache.name()));
+    match plan.cache {
+        _ if pictures.is_some() || plan.new_tokens == 0 => {}
+        CacheImplementation::None => parts.push("no cache".to_owned()),
+        cache => parts.push(format!("{} cache", cache.name())),
     }
     parts.push(format!("{} attention", name(&plan.attention)));
+    parts.extend(plan.quantization.as_ref().map(|how| format!("{} linears", name(&how.scheme))));
     if plan.beams > 1 {
-        parts.push(format!("{} beams", plan.beams));
+        parts.push(several(plan.beams, "beam"));
     }
+    parts.extend(plan.assistant.as_ref().map(|assistant| format!("drafted by {}", assistant.model)));
+    parts.extend(plan.prompt_lookup.map(|tokens| format!("{tokens} tokens drafted from the prompt")));
+    parts.extend(plan.device_map.as_ref().map(|map| format!("over {}", several(map.cards, "card"))));
     wrapped(&parts.join(", "), width())
 }
 

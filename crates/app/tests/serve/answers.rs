@@ -53,7 +53,7 @@ fn infer_is_the_commands() {
     let expected = printed(&[["infer", "llama3-8b", "--engine", "vllm"].as_slice(), &flags].concat());
     assert_eq!(answer.document(), expected);
     let beams = server.post("/infer", &json!({"model": "gpt2", "engine": "vllm", "plan": {"beams": 2}})).problem();
-    assert_eq!(beams, (422, Some("/engine_options/beams".into())));
+    assert_eq!(beams, (422, Some("/plan/beams".into())));
 }
 
 #[test]
@@ -130,7 +130,8 @@ fn problems_name_the_field() {
     assert_eq!(refused("/train", train(json!({"batch": {"size": 1}}))), at("/plan/batch/size"));
     assert_eq!(refused("/train", train(json!({"batch": {"seq_len": -1}}))), at("/plan/batch/seq_len"));
     assert_eq!(refused("/train", train(json!({"optimizer": {"kind": "sgdd"}}))), at("/plan/optimizer/kind"));
-    assert_eq!(refused("/train", train(json!({"gpu": "B9000"}))), at("/gpu"));
+    assert_eq!(refused("/train", train(json!({"gpu": "B9000"}))), at("/plan/gpu"));
+    assert_eq!(refused("/train", json!({"model": "gpt2", "gpu": "B9000"})), at("/gpu"));
     let mesh = |mesh: Value| train(json!({"parallel": {"mesh": mesh, "engine": {"megatron": {}}}}));
     assert_eq!(refused("/train", mesh(json!({"tp": 3}))), at("/plan/parallel/mesh/tp"));
     assert_eq!(refused("/train", mesh(json!({"pp": 5}))), at("/plan/parallel/mesh/pp"));
@@ -340,9 +341,18 @@ fn validation_names_every_field() {
     for field in ["/plan/batch/batch_size", "/plan/batch/seq_len", "/plan/gradient_accumulation"] {
         assert!(train.contains(&field.to_owned()), "{train:?}");
     }
-    let options = json!({"gpu_memory_utilization": 0, "context": 0, "tensor_parallel_size": 3});
-    let serve = fields(json!({"kind": "infer", "model": "llama3-8b", "engine": "vllm", "engine_options": options}));
-    for field in ["gpu_memory_utilization", "context", "tensor_parallel_size"] {
-        assert!(serve.contains(&format!("/engine_options/{field}")), "{serve:?}");
+    // What stands beside the plan or in it is named where it stands.
+    let card = json!({"kind": "infer", "model": "llama3-8b", "engine": "vllm", "plan": {"gpu": "none", "context": 0},
+        "engine_options": {"gpu_memory_utilization": 0}});
+    let apart = fields(card);
+    for field in ["/plan/gpu", "/plan/context", "/engine_options/gpu_memory_utilization"] {
+        assert!(apart.contains(&field.to_owned()), "{apart:?}");
+    }
+    for place in ["engine_options", "plan"] {
+        let options = json!({"gpu_memory_utilization": 0, "context": 0, "tensor_parallel_size": 3});
+        let serve = fields(json!({"kind": "infer", "model": "llama3-8b", "engine": "vllm", place: options}));
+        for field in ["gpu_memory_utilization", "context", "tensor_parallel_size"] {
+            assert!(serve.contains(&format!("/{place}/{field}")), "{serve:?}");
+        }
     }
 }

@@ -103,7 +103,7 @@ pub fn answer(
     answer.report.notes.extend(short(&answer, wanted.kept));
     let confidence = &answer.report.confidence;
     if let Some(wanted) = wanted.require.filter(|wanted| confidence.level < *wanted) {
-        let [is, wanted] = [confidence.level, wanted].map(Level::name);
+        let [is, wanted] = [confidence.level, wanted].map(Level::words);
         let what = format!("the answer is {is}, not {wanted}: nobody measured {}", confidence.missing.join(", "));
         return Err(vec![Fault::new("", what)]);
     }

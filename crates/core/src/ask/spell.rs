@@ -15,6 +15,8 @@ impl Words for Flags {
     fn setting(&self, path: &str) -> String {
         match flagged(path, self.0) {
             Some(row) => format!("--{}", row.flag),
+            // It decides defaults and is no part of a plan, so that no row has it.
+            None if path == "framework" => "--framework".to_owned(),
             None => path.to_owned(),
         }
     }

@@ -6,6 +6,11 @@ use serde::{Deserialize, Serialize};
 use super::Faults;
 use crate::dtype::DType;
 
+/// Tokens that a model tells apart.
+pub(crate) fn vocabulary(config: &serde_json::Value) -> Option<u64> {
+    [config, &config["text_config"]].iter().find_map(|part| part["vocab_size"].as_u64())
+}
+
 /// `assistant_model` of `generate`: a small model that drafts tokens.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]

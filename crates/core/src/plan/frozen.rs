@@ -41,6 +41,9 @@ impl TrainPlan {
                 continue;
             }
             notes.extend(cut_in_the_middle(name, program));
+            if self.adapter.is_some() && !name.ends_with("-if-any") {
+                notes.push(format!("freezing {name} changes nothing: beneath adapters the model is frozen already"));
+            }
             prefixes.extend(found);
         }
         faults.end()?;

@@ -76,7 +76,7 @@ impl Gpus {
     pub fn with(mut self, text: &str) -> Result<Self, PlanError> {
         let file: File = toml::from_str(text).map_err(|error| PlanError::BadValue {
             key: "gpu-file".into(),
-            value: error.to_string().trim().to_owned(),
+            value: error.message().lines().next().unwrap_or_default().to_owned(),
             expected: "a table of [[gpu]] entries with name and memory_mib".into(),
         })?;
         self.0.splice(0..0, file.gpu);

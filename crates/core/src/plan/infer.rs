@@ -90,6 +90,9 @@ impl Default for InferPlan {
     }
 }
 
+/// Why nothing chooses tokens.
+const FORWARD: &str = "without new tokens: one forward pass chooses none";
+
 /// `cache_implementation` of `generate`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -178,12 +181,12 @@ pub enum Choice {
 impl InferPlan {
     /// Refuses what cannot run on any model; all of it at once.
     pub fn check(&self) -> Result<(), Vec<Fault>> {
-        self.faults().end()
+        self.faults(true).end()
     }
 
     /// Refuses what cannot run on this model; all of it at once.
     pub fn check_on(&self, model: &Model) -> Result<(), Vec<Fault>> {
-        let mut faults = self.faults();
+        let mut faults = self.faults(model.task().generates());
         self.batch.check_tokens(model, &mut faults);
         self.diffusion.check(model, &mut faults);
         if model.is_pipeline() {
@@ -197,11 +200,17 @@ impl InferPlan {
         faults.end()
     }
 
-    fn faults(&self) -> Faults {
+    fn faults(&self, generates: bool) -> Faults {
         let mut faults = Faults::default();
         self.batch.check(&mut faults);
         faults.range("new_tokens", self.new_tokens, 0..=MAX_TOKENS);
         faults.range("beams", self.beams, 1..=1024);
+        if let Some(tokens) = self.stop_after {
+            faults.range("stop_after", tokens, 1..=MAX_TOKENS);
+            faults.when(self.new_tokens > 0 && tokens > self.new_tokens, || {
+                Fault::no_effect("stop_after", format!("where {} tokens are generated at most", self.new_tokens))
+            });
+        }
         faults.float("weights", self.weights);
         faults.when(!matches!(self.attention, AttentionKind::Sdpa | AttentionKind::Eager), || {
             Fault::unsupported(
@@ -216,7 +225,7 @@ impl InferPlan {
         if let Some(quantization) = &self.quantization {
             quantization.check(&mut faults);
         }
-        self.check_forward(&mut faults);
+        self.check_forward(generates, &mut faults);
         self.check_draft(&mut faults);
         self.check_cards(&mut faults);
         faults
@@ -240,19 +249,22 @@ impl InferPlan {
     }
 
     /// What chooses or keeps tokens has no place in one forward pass.
-    fn check_forward(&self, faults: &mut Faults) {
+    fn check_forward(&self, generates: bool, faults: &mut Faults) {
         let kept = !matches!(self.cache, CacheImplementation::Dynamic | CacheImplementation::None);
         let unseen = [
             ("beams", self.beams > 1),
             ("choice", self.choice == Choice::Sample),
             ("cache", kept),
+            ("stop_after", self.stop_after.is_some()),
+            ("forced_length", self.forced_length),
             ("assistant", self.assistant.is_some()),
             ("prompt_lookup", self.prompt_lookup.is_some()),
         ];
         for (path, _) in unseen.into_iter().filter(|(_, used)| *used && self.new_tokens == 0) {
-            faults.add(
-                Fault::no_effect(path, "without new tokens: one forward pass chooses none").or_set("new_tokens", 128),
-            );
+            faults.add(match generates {
+                true => Fault::no_effect(path, FORWARD).or_set("new_tokens", 128),
+                false => Fault::no_effect(path, "on a model that does not generate"),
+            });
         }
     }
 

@@ -333,6 +333,16 @@ pub const MOVES: &[Move] = &[
         values: |now| when(now.by_torch() && now.adam(), [json!({"optimizer": {"kind": "adafactor"}})]),
     },
     Move {
+        settings: &["quantization"],
+        fixed: &["quantization"],
+        cost: Cost::Arithmetic,
+        why: "the weights beneath the adapters in four bits",
+        values: |now| {
+            let plain = now.by_torch() && now.is("adapter.method", "lora") && now.absent("quantization");
+            when(plain, [json!({"quantization": {"scheme": "nf4", "double": false}})])
+        },
+    },
+    Move {
         settings: &["quantization.experts", "quantization.prepare"],
         fixed: &["quantization.experts"],
         cost: Cost::Arithmetic,
@@ -383,7 +393,6 @@ pub const MOVES: &[Move] = &[
             let qlora = json!({"adapter": adapter, "quantization": {}});
             match (now.by_torch(), now.absent("adapter"), now.absent("quantization")) {
                 (true, true, true) => vec![lora, qlora],
-                (true, false, true) if now.is("adapter.method", "lora") => vec![json!({"quantization": {}})],
                 _ => Vec::new(),
             }
         },

@@ -24,6 +24,15 @@ impl Level {
     pub const NAMES: [(&'static str, Self); 3] =
         [("guess", Self::Guess), ("sources", Self::Sources), ("measured", Self::Measured)];
 
+    /// As an answer is.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Guess => "a guess",
+            Self::Sources => SOURCES,
+            Self::Measured => "measured",
+        }
+    }
+
     /// Its name.
     pub fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(_, level)| *level == self).map_or("", |(name, _)| name)

@@ -166,8 +166,11 @@ fn fit(engine: &mut LlamaCppPlan, file: &ModelFile, plan: &ServePlan) -> Result<
     }
     if !fits(SHORTEST)? {
         engine.context = SHORTEST;
-        let said = "--fit: not even 4096 positions fit with all layers on the card; llama-server would leave layers on the host (ask with -ngl)";
-        return Ok(Some(said.into()));
+        let would = match plan.n_gpu_layers {
+            Some(_) => "with the layers of -ngl, which llama-server leaves as it is said: it would fail",
+            None => "with all layers on the card; llama-server would leave layers on the host (ask with -ngl)",
+        };
+        return Ok(Some(format!("--fit: not even {SHORTEST} positions fit {would}")));
     }
     let (mut low, mut high) = (SHORTEST / 256, whole / 256);
     while low < high {

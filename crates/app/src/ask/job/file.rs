@@ -107,7 +107,10 @@ pub(crate) fn check(text: &str) -> (Option<Job>, Vec<Problem>) {
         Err(error) => {
             let place = Place { line: error.line(), column: error.column() };
             let message = error.to_string();
-            let message = message.split(" at line").next().unwrap_or(&message).to_owned();
+            let message = match text.trim().is_empty() {
+                true => "the file is empty".to_owned(),
+                false => format!("not JSON: {}", message.split(" at line").next().unwrap_or(&message)),
+            };
             return (None, vec![Problem { path: String::new(), place: Some(place), message }]);
         }
     };

@@ -8,7 +8,7 @@ use vramcast_core::ask::{Request, Runner, Wanted as Show, longest_sequence, posi
 use vramcast_core::plan::{Gpu, ModelSizes};
 use vramcast_core::serving::llama_cpp::Mixture;
 use vramcast_core::serving::solve;
-use vramcast_core::units::Bytes;
+use vramcast_core::units::{Bytes, several};
 
 use super::question::Prepared;
 use crate::failure::Failure;
@@ -194,9 +194,8 @@ fn generate(prepared: &Prepared, wanted: Wanted) -> Result<Option<Found>, Failur
     let (plan, _) = prepared.generation(false)?;
     let number = |path, count: u64, words: String| Found { path, value: json!(count), words, beside: None };
     Ok(match wanted {
-        Wanted::Batch => {
-            solve::largest_batch(model, &plan)?.map(|n| number("batch.batch_size", n, format!("{n} prompts at once")))
-        }
+        Wanted::Batch => solve::largest_batch(model, &plan)?
+            .map(|n| number("batch.batch_size", n, format!("{} at once", several(n, "prompt")))),
         Wanted::Context if super::work::most_tokens(model, &prepared.request).is_some() => {
             return Err(Failure::bad_input("--solve context: this model computes token by token, any number of them")
                 .hint("use --prompt N, or --solve batch"));
@@ -337,9 +336,9 @@ fn question(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer)
     let (name, gpu) = (&prepared.found.name, &first.report.plan.gpu().name);
     if let vramcast_core::plan::RunPlan::Infer(plan) = &first.report.plan {
         let asked = match wanted {
-            Wanted::Context => format!("{} prompts at once on {gpu}", plan.batch.batch_size),
+            Wanted::Context => format!("{} at once on {gpu}", several(plan.batch.batch_size, "prompt")),
             Wanted::Batch => format!("prompts of {} tokens on {gpu}", plan.batch.seq_len),
-            _ => format!("{} prompts of {} tokens", plan.batch.batch_size, plan.batch.seq_len),
+            _ => format!("{} of {} tokens", several(plan.batch.batch_size, "prompt"), plan.batch.seq_len),
         };
         return format!("{name}, {asked}, {} new tokens each", plan.new_tokens);
     }

@@ -19,7 +19,7 @@ use crate::ask::question::Prepared;
 use crate::ask::{compare, engines, heat, inspect, plan, solve};
 use crate::http::Service;
 use crate::http::body::{
-    CompareRequest, EventsRequest, InferRequest, InspectRequest, Json, PlanRequest, PlansRequest, TrainRequest,
+    Body, CompareRequest, EventsRequest, InferRequest, InspectRequest, Json, PlanRequest, PlansRequest, TrainRequest,
 };
 use crate::http::document::Document;
 use crate::http::problem::{Fault, Problem};
@@ -74,6 +74,10 @@ fn unsolvable(name: &str, known: &str) -> Problem {
 pub(crate) async fn events(State(service): Shared, Json(request): Json<EventsRequest>) -> Answer {
     service
         .answer(request, |service, mut request| {
+            if request.window.is_some_and(|[from, to]| from > to) {
+                let backwards = "it ends before it begins";
+                return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, backwards).at("/window"));
+            }
             let subject = request.subject();
             let run = request.wish().prepare(request.kind, subject, service)?.simulate()?;
             let none = || Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "a serving engine's budget has no events");
@@ -119,12 +123,11 @@ pub(crate) async fn validate(State(service): Shared, Json(request): Json<PlanReq
     service
         .answer(request, |service, request| {
             let checked = || -> Result<(), Problem> {
-                service.prepare(request)?.answer(Wanted::default())?;
+                service.prepare(request.clone())?.answer(Wanted::default())?;
                 Ok(())
             };
-            Ok(Validation {
-                problems: checked().err().map(Problem::all).unwrap_or_default().iter().map(Fault::cut).collect(),
-            })
+            let found = checked().err().map(|problem| problem.within(&request).all());
+            Ok(Validation { problems: found.unwrap_or_default().iter().map(Fault::cut).collect() })
         })
         .await
 }
@@ -197,14 +200,15 @@ pub(crate) async fn suggest(State(service): Shared, Json(request): Json<PlanRequ
 
 impl Service {
     /// Computes an answer where there is room for it.
-    pub(super) async fn answer<R: Debug + Clone + Send + Sync + 'static, T: Serialize>(
+    pub(super) async fn answer<R: Body + Debug + Clone + Send + Sync + 'static, T: Serialize>(
         self: &Arc<Self>,
         request: R,
         work: impl Fn(&Self, R) -> Result<T, Problem> + Send + Sync + 'static,
     ) -> Answer {
         let service = Arc::clone(self);
         let question = format!("{} {request:?}", std::any::type_name_of_val(&work));
-        self.room.run(question, move || Ok(Document::of(&work(&service, request.clone())?))).await
+        let told = move || work(&service, request.clone()).map_err(|problem| problem.within(&request));
+        self.room.run(question, move || Ok(Document::of(&told()?))).await
     }
 
     fn prepare(&self, mut request: PlanRequest) -> Result<Prepared, Problem> {

@@ -6,6 +6,7 @@ use super::{Draft, Settled, Surroundings, precision, sizes};
 use crate::ask::request::Request;
 use crate::ask::{origin, tree};
 use crate::model::Model;
+use crate::plan::draft::vocabulary;
 use crate::plan::{Fault, InferPlan, RunPlan};
 
 pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>) -> Result<Settled, Vec<Fault>> {
@@ -42,6 +43,17 @@ pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>
     draft.faults.take(plan.check_on(model));
     sizes::media(model, &mut draft, plan.inputs(plan.batch.seq_len, 0), around.name);
     draft.faults.clone().end()?;
+    sizes::idle(model, &mut draft, &plan, around.name);
+    if let Some(assistant) = &plan.assistant
+        && let [Some(own), Some(other)] = [model.config(), &assistant.config].map(vocabulary)
+        && own != other
+    {
+        let (name, drafts) = (around.name, &assistant.model);
+        draft.notes.push(format!(
+            "{drafts} has a vocabulary of {other} tokens and {name} one of {own}: transformers then asks for both \
+             tokenizers, and what it encodes anew with them is not simulated"
+        ));
+    }
     let origins = origin::trace(&plan, &request.stated, &draft.framework, &draft.derived, request.runner);
     Ok(Settled { plan: RunPlan::Infer(Box::new(plan)), notes: draft.notes, origins })
 }

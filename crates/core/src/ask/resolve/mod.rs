@@ -406,7 +406,7 @@ impl<'a> Draft<'a> {
 }
 
 /// A reader's words as people say them: it speaks of variants, fields and types of Rust.
-fn reworded(problem: &str) -> String {
+pub fn reworded(problem: &str) -> String {
     let plain = |text: &str| text.replace('`', "");
     let Some((what, known)) = problem.split_once(", expected ") else { return problem.to_owned() };
     if let Some(value) = what.strip_prefix("unknown variant ") {
@@ -433,6 +433,7 @@ fn reworded(problem: &str) -> String {
         "a boolean" => "true or false",
         "a string" => "a text",
         "a sequence" => "a list",
+        "a map" => "an object",
         other if other.starts_with("struct ") => "an object",
         other => other,
     };

@@ -3,10 +3,11 @@
 use serde_json::json;
 
 use super::{Draft, limits, longest_sequence};
+use crate::model::families::denoisers;
 use crate::model::op::Op;
 use crate::model::task::CHOICES;
-use crate::model::{Inputs, Model, Program, Step, Task};
-use crate::plan::{Batch, Fault, InferPlan, TrainPlan};
+use crate::model::{Inputs, Making, Model, Program, Step, Task};
+use crate::plan::{Batch, CacheImplementation, Fault, InferPlan, TrainPlan};
 
 /// Samples of a training run.
 pub(super) fn training(model: &Model, draft: &mut Draft<'_>, plan: &mut TrainPlan, name: &str) {
@@ -31,7 +32,11 @@ pub(super) fn training(model: &Model, draft: &mut Draft<'_>, plan: &mut TrainPla
         } else {
             plan.batch.seq_len = most;
             draft.derived.push(("batch.seq_len".into(), "as many positions as the model has".into()));
-            draft.notes.push(format!("the model has {most} positions: samples are {most} tokens long"));
+            let how = match draft.states("job.lengths") {
+                true => format!("longer samples are cut to {most} tokens"),
+                false => format!("samples are {most} tokens long"),
+            };
+            draft.notes.push(format!("the model has {most} positions: {how}"));
         }
     }
     past(model, draft, plan.batch.seq_len);
@@ -168,6 +173,31 @@ pub(super) fn media(model: &Model, draft: &mut Draft<'_>, inputs: Inputs, name: 
             draft.notes.push(format!("{unused}: {name} does not take it, so it changes nothing"));
         }
     }
+}
+
+/// Says what was asked of a pass and leaves it as it would be without.
+pub(super) fn idle(model: &Model, draft: &mut Draft<'_>, plan: &InferPlan, name: &str) {
+    let inputs = plan.inputs(plan.batch.seq_len, 0);
+    let (making, how) = (inputs.making, plan.diffusion);
+    let guided = how.unguided && !denoisers::encodes_nothing(model.config());
+    let asked = [
+        ("diffusion.vae_tiling", how.vae_tiling, Making { tiles: false, ..making }, "decodes in one tile at this size"),
+        ("diffusion.vae_slicing", how.vae_slicing, Making { slices: false, ..making }, "decodes one sample"),
+        ("diffusion.unguided", guided, Making { guided: true, ..making }, "sees no picture a second time"),
+    ];
+    let program = |making: Making| model.shared_program(Inputs { making, ..inputs.clone() });
+    let mut idle = Vec::new();
+    for (path, _, without, why) in asked.into_iter().filter(|(_, on, ..)| *on) {
+        let (Ok(with), Ok(without)) = (program(making), program(without)) else { return };
+        idle.extend((with.steps == without.steps && with.values == without.values).then_some((path, why)));
+    }
+    // A pass that is not followed by others still returns what it keeps.
+    if plan.cache == CacheImplementation::None && plan.new_tokens == 0 {
+        let keeps = |step: &Step| matches!(step, Step::Run { op: Op::Cache(_), .. });
+        let none = program(making).is_ok_and(|program| !program.steps.iter().any(keeps));
+        idle.extend(none.then_some(("cache", "keeps no keys and values")));
+    }
+    draft.notes.extend(idle.iter().map(|(path, why)| format!("{path}: {name} {why}, so it changes nothing")));
 }
 
 /// Whether a model has attention that can be computed in several ways: models of diffusers have one of their own.

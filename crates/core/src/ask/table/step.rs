@@ -240,7 +240,7 @@ const IMAGES: Spelling = Spelling {
             Some(sizes @ [_, _, _]) if sizes.iter().all(|size| (1..=1 << 16).contains(size)) => {
                 Ok(tree::of("batch.images", json!(sizes)))
             }
-            _ => Err("COUNTxHEIGHTxWIDTH, such as 2x448x448".into()),
+            _ => Err("COUNTxHEIGHTxWIDTH, each from 1 to 65536, such as 2x448x448".into()),
         }
     },
     write: |plan| {

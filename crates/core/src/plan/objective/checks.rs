@@ -2,6 +2,7 @@
 
 use super::{Objective, TaskKind, VllmMode};
 use crate::model::{Model, Task};
+use crate::plan::draft::vocabulary;
 use crate::plan::{AdapterPlan, Checkpointing, Fault, Faults, Kernels, LossKind, TrainPlan};
 
 /// A setting: its place, whether it is stated, and who has it.
@@ -179,15 +180,17 @@ impl Objective {
     /// A teacher's probabilities are laid beside the student's, token by token (trl 1.16, gkd_trainer.py and
     /// distillation_trainer.py refuse other vocabularies).
     pub(in crate::plan) fn check_on(&self, model: &Model, faults: &mut Faults) {
-        let tokens = |config: &serde_json::Value| {
-            [config, &config["text_config"]].iter().find_map(|part| part["vocab_size"].as_u64())
-        };
+        let masked = model.task() == Task::MaskedLm && self.wanted() == Task::CausalLm;
+        faults.when(masked && !self.is_plain(), || {
+            let problem = format!("task {} scores next tokens, and this model fills masked ones", self.kind.name());
+            Fault::new("objective.kind", problem).or("give a causal language model")
+        });
         let Some(teacher) =
             self.teacher.as_ref().filter(|_| matches!(self.kind, TaskKind::Distillation | TaskKind::Gkd))
         else {
             return;
         };
-        if let (Some(own), Some(other)) = (tokens(model.config()), tokens(&teacher.config)) {
+        if let (Some(own), Some(other)) = (vocabulary(model.config()), vocabulary(&teacher.config)) {
             faults.when(own != other, || {
                 let name = &teacher.model;
                 let problem = format!("{name} has a vocabulary of {other} tokens, and the student one of {own}");

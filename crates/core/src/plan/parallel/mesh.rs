@@ -184,7 +184,7 @@ impl Mesh {
         }
         let world = self.world();
         if world > MAX_WORLD {
-            faults.add(Fault::value("parallel.mesh", world, format!("up to {MAX_WORLD} GPUs")));
+            faults.add(Fault::value("parallel.gpus", world, format!("up to {MAX_WORLD} GPUs")));
             return;
         }
         // What does not divide the heads does not divide the fewer heads of keys either.

@@ -2,6 +2,7 @@
 //! August 2026: config/configs.py, trainer.py, distributed/activation_checkpoint.py). TOML's defaults are those of 0.2's
 //! config/job_config.py.
 
+mod debug;
 mod keys;
 
 use serde_json::{Value, json};
@@ -72,7 +73,7 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
         ]);
     }
     let mut reader = Reader::new(&FORMAT, value, beside);
-    let (model, family) = model(&mut reader, beside);
+    let (model, family, config) = model(&mut reader, beside);
     reader.say("the model's code", "transformers' runs in the place of torchtitan's own");
     batch(&mut reader);
     spread(&mut reader, &family);
@@ -86,11 +87,11 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
     } else {
         reader.set("clip", true);
     }
-    reader.finish(None, model)
+    reader.finish(None, model).map(|read| Imported { config, ..read })
 }
 
-/// The model of a file, and its family as torchtitan calls it.
-fn model(reader: &mut Reader<'_>, beside: &Beside<'_>) -> (Option<String>, String) {
+/// The model of a file, its family as torchtitan calls it, and the config of one that has no name elsewhere.
+fn model(reader: &mut Reader<'_>, beside: &Beside<'_>) -> (Option<String>, String, Option<Value>) {
     let named = reader.text("hf_transformers.model").or_else(|| reader.text("hf_model")).map(str::to_owned);
     let spec = reader.get("model_spec").cloned().unwrap_or_default();
     if spec.get("converters").is_some_and(|list| !super::table::is_off(list)) {
@@ -125,7 +126,13 @@ fn model(reader: &mut Reader<'_>, beside: &Beside<'_>) -> (Option<String>, Strin
         reader.refuse("model.name", "flux", "only models of text are trained here: another task");
     }
     if named.is_some() {
-        return (named, family);
+        return (named, family, None);
+    }
+    if let Some(config) = debug::config(&family, &flavor) {
+        if flavor.contains("flex") {
+            reader.set("attention", "flex");
+        }
+        return (None, family, Some(config));
     }
     let plain = |text: &str| text.to_lowercase();
     let of = |(name, size, id): &(&str, &str, &str)| -> Option<String> {
@@ -147,7 +154,7 @@ fn model(reader: &mut Reader<'_>, beside: &Beside<'_>) -> (Option<String>, Strin
             .notes
             .push(format!("{family} {flavor} is a model of torchtitan's own tests: --model says which one runs"));
     }
-    (model, family)
+    (model, family, None)
 }
 
 /// Every layer by itself (`apply_compile`), where that is modelled: dense layers, and of tensor parallel Llama's.

@@ -33,3 +33,39 @@ fn what_is_not_said_is_torchtitans() {
         assert_eq!(at(over.clone(), place), value, "{over}: {place}");
     }
 }
+
+#[test]
+fn models_of_its_own_tests_have_their_sizes() {
+    let of = |family: &str, flavor: &str| {
+        let file = json!({"model": {"name": family, "flavor": flavor}, "training": {"local_batch_size": 8}});
+        read(&file, &Beside::default()).unwrap()
+    };
+    // As torchtitan counts them when it starts (embedding and head apart in Llama).
+    for (family, flavor, parameters) in [
+        ("llama3", "debugmodel", 6 * (4 * 256 * 256 + 3 * 256 * 768 + 2 * 256) + 2 * 2048 * 256 + 256),
+        ("llama3", "debugmodel_flex_attn", 6 * (4 * 256 * 256 + 3 * 256 * 768 + 2 * 256) + 2 * 2048 * 256 + 256),
+        (
+            "qwen3",
+            "debugmodel",
+            8 * (2 * 256 * 2048 + 2 * 256 * 1024 + 3 * 256 * 3072 + 2 * 256 + 2 * 128) + 2048 * 256 + 256,
+        ),
+        (
+            "deepseek_v3",
+            "debugmodel",
+            // Queries, keys and values through 512, then the output; one layer without experts, five with.
+            6 * (256 * 16 * 192 + 256 * 576 + 512 + 512 * 16 * 256 + 16 * 128 * 256 + 2 * 256)
+                + 3 * 256 * 1024
+                + 5 * (8 * 256 + (8 + 2) * 3 * 256 * 256)
+                + 2 * 2048 * 256
+                + 256,
+        ),
+    ] {
+        let config = of(family, flavor).config.unwrap();
+        let model = crate::model::Model::new(config, None).unwrap();
+        assert_eq!(model.inventory().unwrap().total(), parameters, "{family} {flavor}");
+    }
+    assert!(of("qwen3", "debugmodel_moe").config.unwrap()["num_experts"] == 64);
+    // Others are only named.
+    let other = of("gpt_oss", "debugmodel");
+    assert!(other.model.is_none() && other.config.is_none() && other.notes.join(" ").contains("gpt_oss debugmodel"));
+}
