@@ -71,7 +71,7 @@ pub fn infer(subject: Subject<'_>, plan: &InferPlan) -> Result<Value, String> {
     insert_rest(&mut run, subject.model, &plan.batch, plan.allocator, plan.quantization.as_ref());
     let row = row(subject, run);
     // The probe forces the length, so that every run does the same work.
-    same(&InferPlan { forced_length: true, ..plan.clone() }, &run::generation(&row)?)?;
+    same(&InferPlan { forced_length: plan.new_tokens > 0, ..plan.clone() }, &run::generation(&row)?)?;
     Ok(row)
 }
 

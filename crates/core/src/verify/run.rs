@@ -83,13 +83,15 @@ pub(super) fn generation(row: &Value) -> Result<InferPlan, String> {
             return Err(format!("{what} are not simulated yet"));
         }
     }
-    let mut tree = json!({"forced_length": true, "new_tokens": 0});
+    let mut tree = json!({"new_tokens": 0});
     keys::read(keys::ANY, run, &mut tree);
     keys::read(keys::GENERATION, run, &mut tree);
+    let generates = tree["new_tokens"] != 0;
+    tree["forced_length"] = generates.into();
     insert_media(row, &mut tree)?;
     // A pretend card holds no data, so every sequence looks finished after its first token, unless the loop was made to
     // go on.
-    if is_replayed(row) && run["all_tokens"] != true {
+    if generates && is_replayed(row) && run["all_tokens"] != true {
         tree["stop_after"] = 1.into();
     }
     if run["use_cache"] == false {
