@@ -20,6 +20,7 @@ pub(crate) enum Room {
 
 impl Room {
     /// Computes something as soon as there is room; `question` tells what is asked.
+    #[cfg_attr(target_family = "wasm", allow(unused_variables, reason = "nobody waits for room there"))]
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         question: impl Hash,
