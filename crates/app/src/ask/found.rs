@@ -295,7 +295,7 @@ impl Found {
             _ => Vec::new(),
         };
         let auto_class = auto_class.or(resolved.auto_class.as_deref());
-        let built = resolved.config.clone().map(|config| Model::assuming(config, auto_class, assume)).transpose();
+        let built = resolved.config.clone().map(|config| Model::lately(config, auto_class, assume)).transpose();
         let mut refused = None;
         let model = match built {
             Err(error @ (ModelError::Unknown { .. } | ModelError::NoModel { .. })) if resolved.tensors.is_some() => {

@@ -126,7 +126,7 @@ fn foldable_tokens(model: &Model) -> Option<u64> {
 /// Operations that each further token adds: none where a model looks at all of them at once.
 fn per_token(model: &Model, inputs: &Inputs) -> u64 {
     // Faults of a model are somebody else's to say.
-    let count = |seq: u64| Some(model.program(Inputs { seq, ..inputs.clone() }).ok()?.operations());
+    let count = |seq: u64| Some(model.shared_program(Inputs { seq, ..inputs.clone() }).ok()?.operations());
     let [Some(less), Some(more)] = SHORT.map(count) else { return 0 };
     more.saturating_sub(less) / (SHORT[1] - SHORT[0])
 }

@@ -25,6 +25,7 @@ pub mod families;
 pub mod graph;
 pub mod inputs;
 pub mod inventory;
+mod lately;
 mod layers;
 pub mod learned;
 mod names;
@@ -66,7 +67,7 @@ pub struct Model {
     /// That of a second model, which guesses ahead of it.
     draft: std::sync::Arc<[crate::source::gguf::Header]>,
     /// What is counted once, when somebody asks: every plan that is tried does.
-    counted: std::sync::OnceLock<Counted>,
+    counted: Arc<std::sync::OnceLock<Counted>>,
     /// Programs that were asked for lately: plans of one model share them.
     lately: Arc<Mutex<Vec<Made>>>,
 }
@@ -117,7 +118,7 @@ impl Model {
                 assumed: false,
                 files: std::sync::Arc::default(),
                 draft: std::sync::Arc::default(),
-                counted: std::sync::OnceLock::new(),
+                counted: Arc::default(),
                 lately: Arc::default(),
             });
         }
@@ -144,7 +145,7 @@ impl Model {
 
     /// The same model with another config of its family.
     pub fn reconfigured(&self, config: serde_json::Value) -> Self {
-        Self { config, counted: std::sync::OnceLock::new(), lately: Arc::default(), ..self.clone() }
+        Self { config, counted: Arc::default(), lately: Arc::default(), ..self.clone() }
     }
 
     /// The same model as a GGUF file holds it, in one part or several.
@@ -286,7 +287,7 @@ impl Model {
     pub fn shared_program(&self, inputs: Inputs) -> Result<Arc<Program>, ModelError> {
         /// So many are kept, and none that is long.
         const KEPT: usize = 8;
-        const LONG: usize = 50_000;
+        const LONG: usize = 20_000;
         let known = |all: &mut Vec<Made>| {
             let at = all.iter().position(|(known, _)| *known == inputs)?;
             let found = all.remove(at);

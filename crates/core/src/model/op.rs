@@ -290,6 +290,26 @@ pub enum Op {
 }
 
 impl Op {
+    /// Whether it names parameters itself.
+    fn has_parameters(&self) -> bool {
+        matches!(
+            self,
+            Self::Parameter(_)
+                | Self::Embedding { .. }
+                | Self::Linear { .. }
+                | Self::Convolution { .. }
+                | Self::Norm { .. }
+                | Self::Attention(_)
+                | Self::BiasedAttention(_)
+                | Self::Experts(_)
+        )
+    }
+
+    /// Whether another operation is this one on parameters that come `by` later.
+    pub(crate) fn comes_again(&self, other: &Self, by: u32) -> bool {
+        if self.has_parameters() { self.renamed(&mut |id| ParameterId(id.0 + by)) == *other } else { self == other }
+    }
+
     /// The same operation on other parameters.
     pub(crate) fn renamed(&self, name: &mut impl FnMut(ParameterId) -> ParameterId) -> Self {
         let mut op = self.clone();

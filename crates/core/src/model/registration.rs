@@ -18,7 +18,7 @@ pub(super) fn order(lines: &'static [NameList], parameters: &[Parameter]) -> Vec
 /// The order of names, of which the first `own` are parameters' and the others second names.
 fn walk<'a>(lines: &'static [NameList], names: impl Iterator<Item = &'a str>, own: usize) -> Vec<ParameterId> {
     let mut walk = Walk { lines, own, known: BTreeMap::new(), order: Vec::with_capacity(own) };
-    walk.module(names.enumerate().collect());
+    walk.module(&names.enumerate().collect::<Vec<_>>());
     walk.order
 }
 
@@ -57,10 +57,10 @@ struct Walk<'a> {
 
 impl<'a> Walk<'a> {
     /// Orders the parameters of a module, by the rest of their names.
-    fn module(&mut self, members: Vec<(usize, &'a str)>) {
+    fn module(&mut self, members: &[(usize, &'a str)]) {
         let mut names: Vec<&str> = Vec::new();
         let mut children: Vec<Vec<(usize, &str)>> = Vec::new();
-        for (member, path) in members {
+        for &(member, path) in members {
             if path.is_empty() {
                 self.order.push(ParameterId(member as u32));
                 continue;
@@ -83,8 +83,18 @@ impl<'a> Walk<'a> {
             // A second name that no line knows is that of a module made last.
             children.sort_by_key(|(name, _)| line.iter().position(|known| known == name).unwrap_or(usize::MAX));
         }
+        let mut last: Option<(Vec<(usize, &str)>, usize)> = None;
         for (_, members) in children {
-            self.module(members);
+            let from = self.order.len();
+            match last.as_ref().and_then(|(like, from)| Some((*from, self.step(like, &members)?))) {
+                // A layer like the one before it.
+                Some((from, by)) => {
+                    let again = from..from + members.len();
+                    self.order.extend(self.order[again].to_vec().into_iter().map(|id| ParameterId(id.0 + by)));
+                }
+                None => self.module(&members),
+            }
+            last = Some((members, from));
         }
     }
 
@@ -96,6 +106,15 @@ impl<'a> Walk<'a> {
             .map(|(name, _)| *name)
             .collect();
         if own.len() == names.len() { None } else { self.line(&own) }
+    }
+
+    /// By how much the members of a module come after those of another, where they are the same otherwise.
+    fn step(&self, like: &[(usize, &str)], members: &[(usize, &str)]) -> Option<u32> {
+        let by = members.first()?.0.checked_sub(like.first()?.0)?;
+        let same = |(a, b): (&(usize, &str), &(usize, &str))| {
+            a.0 + by == b.0 && a.1 == b.1 && (a.0 < self.own) == (b.0 < self.own)
+        };
+        (like.len() == members.len() && like.iter().zip(members).all(same)).then_some(by as u32)
     }
 
     fn line(&mut self, names: &[&'a str]) -> Option<NameList> {
@@ -140,6 +159,21 @@ mod tests {
         let used = ["l.0.input_layernorm.weight", "l.0.self_attn.q_proj.weight", "l.0.mlp.up_proj.weight"];
         let registered = [used[1], used[2], used[0]];
         assert_eq!(names(&llama::FAMILY, &used), registered);
+    }
+
+    #[test]
+    fn layers_that_are_alike_are_ordered_alike() {
+        const PARTS: [&str; 3] = ["input_layernorm.weight", "self_attn.q_proj.weight", "mlp.up_proj.weight"];
+        let layers = |all: [&[usize]; 4]| -> Vec<String> {
+            let named = |(at, parts): (usize, &&[usize])| {
+                parts.iter().map(move |part| format!("l.{at}.{}", PARTS[*part])).collect::<Vec<_>>()
+            };
+            all.iter().enumerate().flat_map(named).collect()
+        };
+        // The third has no attention and another line of the table, the fourth is like the second again.
+        let used = layers([&[0, 1, 2], &[0, 1, 2], &[0, 2], &[0, 1, 2]]);
+        let used: Vec<&str> = used.iter().map(String::as_str).collect();
+        assert_eq!(names(&llama::FAMILY, &used), layers([&[1, 2, 0], &[1, 2, 0], &[0, 2], &[1, 2, 0]]));
     }
 
     #[test]

@@ -22,8 +22,9 @@ const CONTEXT: u64 = 544 * MIB;
 pub(super) struct DriverAddresses {
     /// By age, the oldest first; those that went back are empty.
     chunks: Vec<Chunk>,
-    /// Which chunk begins where.
+    /// Which of the first `listed` chunks begins where: only what goes back is looked up.
     starts: BTreeMap<u64, usize>,
+    listed: usize,
     /// The largest gap of each chunk, and of each half of them, and so on up: the youngest with room is found from the top.
     room: Vec<u64>,
     /// What went back to the kernel between chunks: start and size.
@@ -48,6 +49,7 @@ impl DriverAddresses {
         let mut space = Self {
             chunks: Vec::new(),
             starts: BTreeMap::new(),
+            listed: 0,
             room: vec![0; 2],
             holes: BTreeMap::new(),
             bottom: top - CONTEXT,
@@ -60,11 +62,13 @@ impl DriverAddresses {
 
     /// Addresses for a segment.
     pub(super) fn take(&mut self, size: u64) -> u64 {
-        let at = self.youngest_with_room(size).unwrap_or_else(|| {
+        let Some(at) = self.youngest_with_room(size) else {
             let whole = size.next_multiple_of(CHUNK);
             let start = self.ask_kernel(whole);
-            self.add(Chunk { start, size: whole, stays: false, gaps: vec![(start, whole)] })
-        });
+            let rest = Some((start + size, whole - size)).filter(|(_, rest)| *rest > 0);
+            self.add(Chunk { start, size: whole, stays: false, gaps: rest.into_iter().collect() });
+            return start;
+        };
         let start = self.chunks[at].take(size).unwrap_or_default();
         self.note_room(at);
         start
@@ -72,6 +76,9 @@ impl DriverAddresses {
 
     /// A segment goes back.
     pub(super) fn give_back(&mut self, start: u64, size: u64) {
+        let new = self.chunks.iter().enumerate().skip(self.listed);
+        self.starts.extend(new.map(|(at, chunk)| (chunk.start, at)));
+        self.listed = self.chunks.len();
         let Some((_, &at)) = self.starts.range(..=start).next_back() else { return };
         let chunk = &mut self.chunks[at];
         if !(chunk.start..chunk.start + chunk.size).contains(&start) {
@@ -87,17 +94,17 @@ impl DriverAddresses {
         self.note_room(at);
     }
 
-    fn add(&mut self, chunk: Chunk) -> usize {
+    fn add(&mut self, chunk: Chunk) {
         let at = self.chunks.len();
-        self.starts.insert(chunk.start, at);
         self.chunks.push(chunk);
         if self.chunks.len() > self.room.len() / 2 {
             let leaves = self.chunks.len().next_power_of_two();
-            self.room = vec![0; 2 * leaves];
-            (0..at).for_each(|known| self.note_room(known));
+            let mut room = vec![0; 2 * leaves];
+            room[leaves..leaves + at].copy_from_slice(&self.room[self.room.len() / 2..][..at]);
+            (1..leaves).rev().for_each(|place| room[place] = room[2 * place].max(room[2 * place + 1]));
+            self.room = room;
         }
         self.note_room(at);
-        at
     }
 
     /// Writes a chunk's largest gap down, and what that changes further up.

@@ -77,6 +77,8 @@ struct Allocator {
     places: Vec<Place>,
     allocated: u64,
     reserved: u64,
+    /// The most that was reserved in this phase.
+    peak_reserved: u64,
     requested: u64,
     capacity: Option<u64>,
     retries: u32,
@@ -103,6 +105,7 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
         places: Vec::with_capacity(log.storages.len()),
         allocated: 0,
         reserved: 0,
+        peak_reserved: 0,
         requested: 0,
         capacity: None,
         retries: 0,
@@ -118,9 +121,9 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
         let pool = first_pool + u32::from(size > SMALL_SIZE);
         allocator.places.push(Place { bytes: storage.bytes, size, pool, block: NONE });
     }
-    let mut run = Run::default();
+    let mut run = Run { peak: u64::MAX, ..Run::default() };
     run.events(&mut allocator, log, capacity);
-    run.result.phases.extend(run.phase.map(|phase| allocator.close(phase)));
+    run.close(&allocator);
     run.result.retries = allocator.retries;
     run.result
 }
@@ -130,6 +133,8 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
 struct Run {
     result: Replay,
     phase: Option<PhaseMemory>,
+    /// The most that was allocated in this phase; between phases nothing is more.
+    peak: u64,
     highest: u64,
 }
 
@@ -171,7 +176,9 @@ impl Run {
                         self.result.out_of_memory = true;
                         self.result.failed = Some((index, log.storages[id.0 as usize].bytes));
                     }
-                    self.after_allocation(allocator, index);
+                    if allocator.allocated > self.peak {
+                        self.note_peak(allocator, index);
+                    }
                 }
                 Event::Free(id) => allocator.free(id),
                 Event::EmptyCache => allocator.empty_cache(),
@@ -179,17 +186,16 @@ impl Run {
                 Event::Phase(_) => {
                     self.close(allocator);
                     let (now, reserved) = (allocator.allocated, allocator.reserved);
-                    self.phase =
-                        Some(PhaseMemory { before: now, after: now, peak: now, reserved, peak_reserved: reserved });
+                    (self.peak, allocator.peak_reserved) = (now, reserved);
+                    self.phase = Some(PhaseMemory { before: now, ..PhaseMemory::default() });
                 }
             }
         }
     }
 
-    fn after_allocation(&mut self, allocator: &Allocator, index: usize) {
-        let Some(phase) = &mut self.phase else { return };
-        phase.peak = phase.peak.max(allocator.allocated);
-        phase.peak_reserved = phase.peak_reserved.max(allocator.reserved);
+    #[inline]
+    fn note_peak(&mut self, allocator: &Allocator, index: usize) {
+        self.peak = allocator.allocated;
         if allocator.allocated > self.highest {
             self.highest = allocator.allocated;
             self.result.peak_event = index;
@@ -198,15 +204,19 @@ impl Run {
     }
 
     fn close(&mut self, allocator: &Allocator) {
-        self.result.phases.extend(self.phase.take().map(|phase| allocator.close(phase)));
+        let peak = std::mem::replace(&mut self.peak, u64::MAX);
+        let Allocator { allocated: after, reserved, peak_reserved, .. } = *allocator;
+        self.result.phases.extend(self.phase.take().map(|phase| PhaseMemory {
+            after,
+            peak,
+            reserved,
+            peak_reserved,
+            ..phase
+        }));
     }
 }
 
 impl Allocator {
-    fn close(&self, phase: PhaseMemory) -> PhaseMemory {
-        PhaseMemory { after: self.allocated, reserved: self.reserved, ..phase }
-    }
-
     /// Whether the card had room for it.
     fn allocate(&mut self, id: StorageId) -> bool {
         let Place { bytes, size, pool, .. } = self.places[id.0 as usize];
@@ -217,23 +227,27 @@ impl Allocator {
         let (pool, mut fits) = (pool as usize, true);
         let (block, size) = match self.pools[pool].take(size) {
             Some(found) => found,
-            None => {
-                self.asked_driver += 1;
-                if self.over(self.pools[pool].growth(size)) {
-                    self.retries += 1;
-                    self.empty_cache();
-                    fits = !self.over(self.pools[pool].growth(size));
-                    // A run that failed is only followed on for what it would have needed.
-                    self.capacity = self.capacity.filter(|_| fits);
-                }
-                let block = self.pools[pool].allocate(size, &mut self.space);
-                self.count_reserved();
-                block
-            }
+            None => self.ask_driver(pool, size, &mut fits),
         };
         self.places[id.0 as usize].block = block;
         self.allocated += size;
         fits
+    }
+
+    /// A block of new memory, and the size it is billed with.
+    #[cold]
+    fn ask_driver(&mut self, pool: usize, size: u64, fits: &mut bool) -> (BlockId, u64) {
+        self.asked_driver += 1;
+        if self.over(self.pools[pool].growth(size)) {
+            self.retries += 1;
+            self.empty_cache();
+            *fits = !self.over(self.pools[pool].growth(size));
+            // A run that failed is only followed on for what it would have needed.
+            self.capacity = self.capacity.filter(|_| *fits);
+        }
+        let block = self.pools[pool].allocate(size, &mut self.space);
+        self.count_reserved();
+        block
     }
 
     fn over(&self, more: u64) -> bool {
@@ -257,6 +271,7 @@ impl Allocator {
 
     fn count_reserved(&mut self) {
         self.reserved = self.pools.iter().map(|pool| pool.reserved).sum();
+        self.peak_reserved = self.peak_reserved.max(self.reserved);
     }
 
     /// The place of a stream's small pool; its large one is the next.

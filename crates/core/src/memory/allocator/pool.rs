@@ -41,7 +41,12 @@ pub(super) enum State {
 /// Blocks of one pool.
 pub(super) struct Pool {
     pub(super) small: bool,
-    options: AllocatorOptions,
+    /// Whether its segment grows.
+    grows: bool,
+    /// The least that is cut off a block and is one of its own.
+    least_rest: u64,
+    /// Larger blocks are not cut, and are not for what is smaller (`max_split_size`).
+    largest_cut: u64,
     pub(super) blocks: Vec<Block>,
     unused: Vec<BlockId>,
     pub(super) free: FreeList,
@@ -52,16 +57,19 @@ pub(super) struct Pool {
 
 impl Pool {
     pub(super) fn new(small: bool, options: AllocatorOptions) -> Self {
+        let grows = options.expandable_segments;
         let mut pool = Self {
             small,
-            options,
+            grows,
+            least_rest: if small || grows { MIN_BLOCK } else { SMALL_SIZE + 1 },
+            largest_cut: options.max_split_size.unwrap_or(u64::MAX),
             blocks: Vec::new(),
             unused: Vec::new(),
-            free: FreeList::default(),
+            free: FreeList::new((small && !grows).then_some(SMALL_BUFFER)),
             unmapped: BTreeMap::new(),
             reserved: 0,
         };
-        if options.expandable_segments {
+        if grows {
             pool.open_segment();
         }
         pool
@@ -70,7 +78,7 @@ impl Pool {
     /// What the pool would take from the driver for a request that no free block fits.
     pub(super) fn growth(&self, size: u64) -> u64 {
         match size {
-            _ if self.options.expandable_segments => self.expansion(size),
+            _ if self.grows => self.expansion(size),
             _ if size <= SMALL_SIZE => SMALL_BUFFER,
             _ if size < MIN_LARGE => LARGE_BUFFER,
             _ => size.div_ceil(SMALL_BUFFER) * SMALL_BUFFER,
@@ -80,14 +88,14 @@ impl Pool {
     /// A free block for a request, where there is one, and the size it is billed with.
     #[inline]
     pub(super) fn take(&mut self, size: u64) -> Option<(BlockId, u64)> {
-        let id = match (self.options.expandable_segments, self.options.max_split_size) {
-            (true, _) => self.take_least_expandable(size),
-            (false, None) => self.free.take(size, |_| false),
-            (false, Some(limit)) => self.free.take(size, |found| {
-                (size < limit && found >= limit) || (size >= limit && found >= size + LARGE_BUFFER)
-            }),
+        let limit = self.largest_cut;
+        let id = if self.grows {
+            self.take_least_expandable(size)
+        } else {
+            let refuses = |found| found >= limit && (size < limit || found - size >= LARGE_BUFFER);
+            self.free.take(size, refuses)
         }?;
-        Some(self.cut(id, size))
+        Some((id, self.cut(id, size)))
     }
 
     /// A block for a request, and the size it is billed with.
@@ -95,29 +103,25 @@ impl Pool {
         match self.take(size) {
             Some(found) => found,
             None => {
-                let grows = self.options.expandable_segments;
-                let id = if grows { self.expand(size) } else { self.new_segment(size, space) };
-                self.cut(id, size)
+                let id = if self.grows { self.expand(size) } else { self.new_segment(size, space) };
+                (id, self.cut(id, size))
             }
         }
     }
 
-    /// Cuts a block down to a request.
+    /// Cuts a block down to a request; returns the size it is billed with.
     #[inline]
-    fn cut(&mut self, id: BlockId, size: u64) -> (BlockId, u64) {
-        let block = self.blocks[id as usize];
-        let rest = block.size - size;
-        let splits = if self.small || self.options.expandable_segments {
-            rest >= MIN_BLOCK
-        } else {
-            rest > SMALL_SIZE && self.options.max_split_size.is_none_or(|limit| size < limit)
-        };
-        if splits {
-            let rest_id = self.split(id, size, State::Free);
-            self.insert(rest_id);
+    fn cut(&mut self, id: BlockId, size: u64) -> u64 {
+        let block = &mut self.blocks[id as usize];
+        block.state = State::Used;
+        let found = block.size;
+        // Segments that grow are cut whatever is asked for.
+        if found - size < self.least_rest || (size >= self.largest_cut && !self.small && !self.grows) {
+            return found;
         }
-        self.blocks[id as usize].state = State::Used;
-        (id, self.blocks[id as usize].size)
+        let rest = self.split(id, size, State::Free);
+        self.insert(rest);
+        size
     }
 
     /// Cuts a block down to a size; the rest is a block of its own.
@@ -144,10 +148,30 @@ impl Pool {
     /// Gives a block back and merges it with free neighbours; returns the size it was billed with.
     #[inline]
     pub(super) fn free(&mut self, id: BlockId) -> u64 {
-        let size = self.blocks[id as usize].size;
-        self.blocks[id as usize].state = State::Free;
-        self.merge(id);
-        self.insert(id);
+        let Block { mut address, size, mut before, mut after, .. } = self.blocks[id as usize];
+        let mut whole = size;
+        if let Some(&other) = self.blocks.get(before as usize)
+            && other.state == State::Free
+        {
+            self.free.remove(other.size, other.address);
+            self.unused.push(before);
+            (address, whole, before) = (other.address, whole + other.size, other.before);
+            if before != NONE {
+                self.blocks[before as usize].after = id;
+            }
+        }
+        if let Some(&other) = self.blocks.get(after as usize)
+            && other.state == State::Free
+        {
+            self.free.remove(other.size, other.address);
+            self.unused.push(after);
+            (whole, after) = (whole + other.size, other.after);
+            if after != NONE {
+                self.blocks[after as usize].before = id;
+            }
+        }
+        self.blocks[id as usize] = Block { address, size: whole, before, after, state: State::Free };
+        self.free.insert(whole, address, id);
         size
     }
 
@@ -185,7 +209,7 @@ impl Pool {
 
     /// Segments that are free as a whole go back to the driver.
     pub(super) fn release_unused(&mut self, space: &mut AddressSpace) {
-        if self.options.expandable_segments {
+        if self.grows {
             return self.unmap_free_pages();
         }
         let blocks = &self.blocks;

@@ -124,8 +124,7 @@ impl Stack {
                 Step::Run { op, inputs, outputs, module: own },
                 Step::Run { op: other, inputs: read, outputs: written, module: theirs },
             ) => {
-                let by = self.parameters;
-                let same = op.renamed(&mut |id| ParameterId(id.0 + by)) == *other
+                let same = op.comes_again(other, self.parameters)
                     && !matches!(op, Op::Return | Op::Input(_) | Op::Loss(_))
                     && inputs.len() == read.len()
                     && outputs.len() == written.len()

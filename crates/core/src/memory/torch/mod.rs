@@ -44,7 +44,7 @@ use super::effort::Effort;
 use super::fold::Fold;
 use super::log::{Category, Log, SharedLog, Storage, StorageId, Stream};
 use super::saved::{Stash, ToHost};
-use super::tensor::{Layouts, Strides, Tensor, contiguous_strides, pointwise_strides};
+use super::tensor::{Layout, Layouts, Strides, Tensor, contiguous_strides, pointwise_strides};
 use crate::dtype::DType;
 use crate::model::Shape;
 use crate::plan::PlanError;
@@ -176,18 +176,25 @@ impl Torch {
 
     /// A fresh dense tensor in a given order of dimensions.
     pub fn fresh_strided(&mut self, operation: &'static str, shape: Shape, strides: Strides, dtype: DType) -> Tensor {
+        let layout = self.layouts.of(&shape, &strides);
+        self.fresh_laid_out(operation, layout, dtype)
+    }
+
+    fn fresh_laid_out(&mut self, operation: &'static str, layout: Rc<Layout>, dtype: DType) -> Tensor {
         if !self.stopped {
-            self.effort.write(&shape, dtype);
+            self.effort.write(&layout.shape, dtype);
         }
         let log = if self.stopped { &self.phantoms } else { &self.log };
-        let storage = Storage::new(log, operation, shape, dtype);
-        Tensor::new(storage, self.layouts.of(&shape, &strides), dtype)
+        Tensor::new(Storage::new(log, operation, layout.shape, dtype), layout, dtype)
     }
 
     /// A fresh tensor like another.
     pub fn fresh_like(&mut self, operation: &'static str, like: &Tensor, dtype: DType) -> Tensor {
-        let strides = pointwise_strides(&like.shape, &[like]);
         self.read(&[like]);
+        let strides = pointwise_strides(&like.shape, &[like]);
+        if strides == like.strides {
+            return self.fresh_laid_out(operation, Rc::clone(&like.layout), dtype);
+        }
         self.fresh_strided(operation, like.shape, strides, dtype)
     }
 
