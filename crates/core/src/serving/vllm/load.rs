@@ -275,8 +275,9 @@ fn pieces(model: &ServedModel, rank: Rank) -> Vec<Piece> {
 /// AWQ's zeros are unpacked to 16 bits by the kernel for Hopper (`transform_w_zp` of machete.py).
 fn on_card(parts: &[u64], machete: bool) -> Vec<u64> {
     match *parts {
-        [packed, _, scales, _] => vec![packed, scales],
-        [packed, _, scales] if machete => vec![packed, scales, scales],
+        // Others have as many parts, whose second is scales: NVFP4, compressed-tensors.
+        [packed, zeros, scales, _] if zeros < scales => vec![packed, scales],
+        [packed, zeros, scales] if machete && zeros < scales => vec![packed, scales, scales],
         _ => parts.to_vec(),
     }
 }
