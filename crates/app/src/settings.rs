@@ -204,6 +204,8 @@ fn cards(value: Value) -> Result<Vec<Gpu>, String> {
             capability,
             multiprocessors: None,
             threads_per_multiprocessor: None,
+            many_channels: false,
+            hosted: false,
             machine: Machine::default(),
         })
     };

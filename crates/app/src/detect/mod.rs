@@ -137,6 +137,8 @@ fn card_of(known: Option<Gpu>, name: &str, total: u64, capability: Option<u32>) 
         capability,
         multiprocessors: None,
         threads_per_multiprocessor: None,
+        many_channels: false,
+        hosted: false,
         machine: Machine::default(),
     });
     Gpu { memory, ..known }

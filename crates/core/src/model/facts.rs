@@ -103,6 +103,17 @@ impl Facts {
     };
 }
 
+/// Whether tables of words have slots for adapters (`embedding_modules` of vLLM's models).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AdaptedTables {
+    /// Only linears have.
+    Never,
+    /// They have in every version.
+    Always,
+    /// As Qwen 3's: since 0.16, and a tied head for a time once more.
+    Qwen3,
+}
+
 /// What vLLM's own code of a family does otherwise than for others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VllmFacts {
@@ -116,11 +127,21 @@ pub struct VllmFacts {
     pub turns_in_single: bool,
     /// Whether its towers are transformers' own classes, whose matrices vLLM does not quantise (gemma4_mm.py).
     pub plain_towers: bool,
+    /// Whether its tables of words have slots for adapters.
+    pub tables: AdaptedTables,
 }
 
 impl VllmFacts {
     /// Those of most.
-    pub const DEFAULT: Self = Self { triton: false, largest_graph: None, turns_in_single: false, plain_towers: false };
+    pub const DEFAULT: Self = Self {
+        triton: false,
+        largest_graph: None,
+        turns_in_single: false,
+        plain_towers: false,
+        tables: AdaptedTables::Never,
+    };
+    /// Those of models whose tables have slots for adapters.
+    pub const ADAPTED: Self = Self { tables: AdaptedTables::Always, ..Self::DEFAULT };
     /// Those of models that Triton's kernels run.
     pub const TRITON: Self = Self { triton: true, ..Self::DEFAULT };
 }

@@ -30,6 +30,12 @@ pub struct Gpu {
     /// Threads a multiprocessor can hold.
     #[serde(default)]
     pub threads_per_multiprocessor: Option<u64>,
+    /// Whether NCCL opens many channels between such cards: they are joined by NVLink as a whole.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub many_channels: bool,
+    /// Whether its memory is the host's.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub hosted: bool,
     /// What the machine it sits in takes and chooses.
     #[serde(default, skip_serializing_if = "Machine::is_default")]
     pub machine: Machine,
@@ -52,6 +58,10 @@ struct Row {
     capability: Option<u32>,
     multiprocessors: Option<u64>,
     threads_per_multiprocessor: Option<u64>,
+    #[serde(default)]
+    many_channels: bool,
+    #[serde(default)]
+    hosted: bool,
     #[serde(default, rename = "source")]
     _source: String,
 }
@@ -166,6 +176,8 @@ impl Row {
             capability: card.capability,
             multiprocessors: card.multiprocessors,
             threads_per_multiprocessor: card.threads_per_multiprocessor,
+            many_channels: card.many_channels,
+            hosted: card.hosted,
             _source: String::new(),
         }
     }
@@ -187,6 +199,8 @@ impl Row {
             capability: self.capability,
             multiprocessors: self.multiprocessors,
             threads_per_multiprocessor: self.threads_per_multiprocessor,
+            many_channels: self.many_channels,
+            hosted: self.hosted,
             machine: Machine::default(),
         }
     }
@@ -270,6 +284,8 @@ impl Gpu {
             capability: Some(HOPPER.0),
             multiprocessors: Some(HOPPER.1),
             threads_per_multiprocessor: Some(HOPPER.2),
+            many_channels: true,
+            hosted: false,
             machine: Machine::default(),
         }
     }

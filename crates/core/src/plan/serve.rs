@@ -45,6 +45,8 @@ pub struct ServePlan {
     pub block_size: Option<u64>,
     /// No CUDA graphs (vLLM).
     pub enforce_eager: bool,
+    /// What an earlier start has compiled is found again (vLLM).
+    pub compile_cache: bool,
     /// Encoders of images and sound are not loaded (vLLM).
     pub language_model_only: bool,
     /// `--limit-mm-per-prompt '{"video": 0}'`: no videos in the profile run.
@@ -167,6 +169,7 @@ impl Default for ServePlan {
             cpu_offload_gb: None,
             block_size: None,
             enforce_eager: false,
+            compile_cache: false,
             language_model_only: false,
             no_videos: false,
             enable_prefix_caching: false,

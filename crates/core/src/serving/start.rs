@@ -158,6 +158,10 @@ fn plain_method(method: &str) -> String {
     plain.strip_prefix("gpt-oss-").unwrap_or(plain).to_owned()
 }
 
+/// What ModelOpt leaves in 16 bits unless it is told (`_default_disabled_quantizer_cfg` of its quantization/config.py).
+const LEFT_ALONE: [&str; 6] =
+    ["*lm_head*", "*block_sparse_moe.gate*", "*router*", "*mlp.gate", "*mlp.shared_expert_gate", "*conv1d*"];
+
 /// The usual settings of a method.
 fn section(method: &str) -> Result<Value, Fault> {
     Ok(match method.to_ascii_lowercase().trim_end_matches("_marlin") {
@@ -169,7 +173,9 @@ fn section(method: &str) -> Result<Value, Fault> {
         }
         "int8" => json!({"quant_method": "bitsandbytes", "load_in_8bit": true}),
         "mxfp4" => json!({"quant_method": "mxfp4"}),
-        "nvfp4" | "modelopt_fp4" => json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+        "nvfp4" | "modelopt_fp4" => {
+            json!({"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": LEFT_ALONE})
+        }
         other => {
             let fault = Fault::value("quantization", other, "awq, gptq, fp8, mxfp4, nvfp4, nf4 or int8");
             return Err(fault.or("put others into the config's quantization_config"));
@@ -209,6 +215,7 @@ fn vllm(plan: &ServePlan, cache_dtype: DType) -> VllmPlan {
         block_size: plan.block_size.unwrap_or(default.block_size),
         cache_dtype,
         enforce_eager: plan.enforce_eager,
+        compiled_before: plan.compile_cache,
         lora: plan.enable_lora.then_some(lora),
         prefix_caching: plan.enable_prefix_caching,
         speculative_tokens: plan.num_speculative_tokens.unwrap_or(0).min(1 << 16),
@@ -218,7 +225,7 @@ fn vllm(plan: &ServePlan, cache_dtype: DType) -> VllmPlan {
         workspace: Device::of(&plan.gpu).blas_workspace(),
         multiprocessors: plan.gpu.threads().0,
         bare_context: plan.gpu.bare_context(),
-        card: plan.gpu.name.clone(),
+        card: (&plan.gpu).into(),
     }
 }
 

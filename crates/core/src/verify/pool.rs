@@ -55,7 +55,9 @@ pub(super) fn plan(row: &Value) -> Result<ServePlan, String> {
     let number = |key: &str| args[key].as_u64();
     let on = |key: &str| args[key] == true;
     let card = row["gpu"].as_str().unwrap_or_default();
-    let gpu = Gpus::embedded().called(card, None).ok_or_else(|| format!("{card} is not a known card"))?;
+    let mut gpu = Gpus::embedded().called(card, None).ok_or_else(|| format!("{card} is not a known card"))?;
+    // What the pretended card offered, where the table has learned better since.
+    gpu.memory = row["memory"].as_u64().unwrap_or(gpu.memory);
     Ok(ServePlan {
         engine: ServingEngine::Vllm,
         version: row["version"].as_str().map(str::to_owned),

@@ -99,6 +99,8 @@ pub(super) const ROWS: &[Setting] = &[
         .on(S, Scope::VLLM)
         .example("--block-size 64"),
     setting("enforce_eager", "enforce-eager", Kind::Switch, "No CUDA graphs").on(S, Scope::VLLM).example("--enforce-eager"),
+    setting("compile_cache", "compile-cache", Kind::Switch, "What an earlier start has compiled is found again; a first start compiles, which leaves less for the cache")
+        .on(S, Scope::VLLM),
     setting("language_model_only", "language-model-only", Kind::Switch, "Encoders of images and sound are not loaded, as with 0 images and videos in --limit-mm-per-prompt")
         .on(S, Scope::VLLM),
     setting("no_videos", "no-videos", Kind::Switch, "No videos in the profile run, as with 0 of them in --limit-mm-per-prompt")

@@ -52,7 +52,7 @@ impl Draft {
                     layers: [0, count],
                     ends: [true, true],
                     tiles: load::Tiles::of(&plan.card),
-                    machete: rules(&plan.version).awq_machete && load::is_hopper(&plan.card),
+                    machete: rules(&plan.version).awq_machete && plan.card.is_hopper(),
                     swizzle: load::Swizzle::of(&plan.card, &rules(&plan.version)),
                 };
                 let weights = load::weights(draft, whole, &rules(&plan.version), None, &[]).weights;

@@ -1,7 +1,7 @@
 //! Graphs that vLLM captures, as it foresees them before it makes the cache (`profile_cudagraph_memory`): of graphs over pieces
 //! and of whole ones the two largest are captured on trial; the first shows what all share, the second what each further one takes.
 
-use super::load;
+use super::Card;
 use super::profile::two;
 use crate::serving::model::ServedModel;
 
@@ -31,7 +31,7 @@ pub(super) struct Graphs<'a> {
     pub(super) batched: u64,
     /// Tokens of a sequence that are decoded at once.
     pub(super) decoded: u64,
-    pub(super) card: &'a str,
+    pub(super) card: &'a Card,
     pub(super) workspace: u64,
     /// Whether the cache is in 8 bits.
     pub(super) narrow: bool,
@@ -73,11 +73,10 @@ impl Graphs<'_> {
     fn attention(self, size: u64) -> u64 {
         let latent = self.model.latent_rank();
         let sinks = self.model.tensors.iter().any(|tensor| tensor.name.ends_with(".sinks"));
-        let hopper = load::is_hopper(self.card);
-        let flashinfer = latent.is_none() && (self.narrow || load::is_large_blackwell(self.card));
+        let flashinfer = latent.is_none() && (self.narrow || self.card.is_large_blackwell());
         if sinks || self.model.vllm.triton {
             0
-        } else if hopper {
+        } else if self.card.is_hopper() {
             let heads = (self.model.heads / self.tensor).max(1);
             let out = latent.unwrap_or(self.model.head_dim).saturating_add(1);
             SPLITS.saturating_mul(size).saturating_mul(heads).saturating_mul(out).saturating_mul(4)

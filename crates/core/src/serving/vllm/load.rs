@@ -6,13 +6,14 @@
 
 use std::rc::Rc;
 
-use super::Rules;
 use super::rules::HopperLayout;
+use super::{Card, Rules};
 use crate::dtype::DType;
 use crate::memory::allocator;
 use crate::memory::log::{Event, SharedLog, Storage};
 use crate::memory::phase::Work;
 use crate::model::Shape;
+use crate::model::facts::AdaptedTables;
 use crate::plan::AllocatorOptions;
 use crate::serving::model::ServedModel;
 use crate::serving::tensors::{Division, ServedTensor};
@@ -34,7 +35,8 @@ const FUSED: &[(&str, &str)] = &[
     ("in_proj_a", "in_proj_ba"),
 ];
 
-/// Projections into the latent of multi-head latent attention, which every card holds whole, and out of Zamba2's shared blocks.
+/// Projections into the latent of multi-head latent attention, which every card holds whole as it does all of an indexer's, and
+/// out of Zamba2's shared blocks.
 const WHOLE: &[&str] = &["q_a_proj", "kv_a_proj_with_mqa", "linear"];
 
 /// The card whose weights are counted.
@@ -71,12 +73,10 @@ impl Tiles {
 
     /// By the kernel that a card gets (`get_mxfp4_backend` and `create_weights` of vLLM's mxfp4.py, v0.11.0): Triton on
     /// Hopper, FlashInfer on Blackwell's data-centre cards, Marlin on all others.
-    pub(super) fn of(card: &str) -> Self {
-        let name = card.to_ascii_uppercase();
-        let is = |names: &[&str]| names.iter().any(|part| name.contains(part));
-        Self(match name.as_str() {
-            _ if is_hopper(card) => [1, 64],
-            _ if is(&["B100", "B200", "B300"]) => [256, 256],
+    pub(super) fn of(card: &Card) -> Self {
+        Self(match (card.is_hopper(), card.is_large_blackwell()) {
+            (true, _) => [1, 64],
+            (_, true) => [256, 256],
             _ => [256, 128],
         })
     }
@@ -94,11 +94,10 @@ pub(super) enum Swizzle {
 
 impl Swizzle {
     /// By the card (`select_mxfp4_moe_backend` of vLLM's mxfp4.py, v0.32.0).
-    pub(super) fn of(card: &str, rules: &Rules) -> Self {
-        let name = card.to_ascii_uppercase();
+    pub(super) fn of(card: &Card, rules: &Rules) -> Self {
         match rules.swizzles {
-            _ if is_hopper(card) => rules.hopper.map_or(Self::None, Self::Hopper),
-            true if ["B100", "B200", "B300"].iter().any(|part| name.contains(part)) => Self::Blackwell,
+            _ if card.is_hopper() => rules.hopper.map_or(Self::None, Self::Hopper),
+            true if card.is_large_blackwell() => Self::Blackwell,
             _ => Self::None,
         }
     }
@@ -122,16 +121,19 @@ impl Swizzle {
     }
 }
 
-/// Whether a card is of compute capability 9.0.
-pub(super) fn is_hopper(card: &str) -> bool {
-    let name = card.to_ascii_uppercase();
-    ["H100", "H200", "H20", "H800", "GH200"].iter().any(|part| name.contains(part))
+/// The card's rows of the table of words, and the adapters' rows beside them.
+pub(super) fn table(model: &ServedModel, rank: Rank, rules: &Rules, lora: Option<[u64; 2]>) -> u64 {
+    let of = |tensor: &&ServedTensor| tensor.division == Division::Table && !model.is_head(tensor);
+    let own = model.tensors.iter().find(of).map_or(0, |tensor| own_share(model, tensor, tensor.bytes(), rank));
+    let [slots, rows] = lora.filter(|_| adapts_tables(model, rules)).unwrap_or_default();
+    own.saturating_add(slots.saturating_mul(rows).saturating_mul(model.vocabulary).saturating_mul(2))
 }
 
-/// Whether a card is one of Blackwell's for data centres.
-pub(super) fn is_large_blackwell(card: &str) -> bool {
-    let name = card.to_ascii_uppercase();
-    ["B100", "B200", "B300"].iter().any(|part| name.contains(part))
+/// Buffers for what an encoder adds to the text's first layers, a row for every token of a batch (`deepstack_input_embeds` of
+/// qwen3_vl.py).
+pub(super) fn deepstack(model: &ServedModel, batched: u64) -> u64 {
+    let further = model.image_encoder.map_or(0, |encoder| encoder.streams.saturating_sub(1));
+    further.saturating_mul(batched).saturating_mul(model.hidden).saturating_mul(2)
 }
 
 /// The layers of a pipeline stage: equal shares, what is left over goes to the stages before the last
@@ -258,6 +260,12 @@ fn pieces(model: &ServedModel, rank: Rank) -> Vec<Piece> {
             }
             _ => pieces.push(Piece { name, parts }),
         }
+        // Attention over latents multiplies by both halves of this in 16 bits, whatever it is stored in: a copy of what is
+        // quantised (`process_weights_after_loading` of mla/common.py).
+        if module == "kv_b_proj" && tensor.quantised {
+            let copy = tensor.shape.iter().product::<u64>().saturating_mul(2) / rank.tensor;
+            pieces.push(Piece { name: "kv_b_proj in 16 bits".into(), parts: vec![copy] });
+        }
     }
     pieces
 }
@@ -267,8 +275,9 @@ fn pieces(model: &ServedModel, rank: Rank) -> Vec<Piece> {
 /// AWQ's zeros are unpacked to 16 bits by the kernel for Hopper (`transform_w_zp` of machete.py).
 fn on_card(parts: &[u64], machete: bool) -> Vec<u64> {
     match *parts {
-        [packed, _, scales, _] => vec![packed, scales],
-        [packed, _, scales] if machete => vec![packed, scales, scales],
+        // Others have as many parts, whose second is scales: NVFP4, compressed-tensors.
+        [packed, zeros, scales, _] if zeros < scales => vec![packed, scales],
+        [packed, zeros, scales] if machete && zeros < scales => vec![packed, scales, scales],
         _ => parts.to_vec(),
     }
 }
@@ -316,7 +325,7 @@ fn own_share(model: &ServedModel, tensor: &ServedTensor, bytes: u64, rank: Rank)
     };
     match tensor.division {
         Division::Whole => bytes,
-        Division::Split if WHOLE.contains(&module) => bytes,
+        Division::Split if WHOLE.contains(&module) || tensor.name.contains(".indexer.") => bytes,
         Division::Split if tensor.layer.is_some() && (module == "k_proj" || module == "v_proj") => {
             // Fewer heads than cards are repeated.
             let heads = model.kv_heads.max(1);
@@ -344,36 +353,12 @@ fn own_share(model: &ServedModel, tensor: &ServedTensor, bytes: u64, rank: Rank)
     }
 }
 
-/// Architectures whose tables have slots for adapters (`embedding_modules` of vLLM's models): those, and Qwen 3 since 0.16.
-const ADAPTED: &[&str] = &[
-    "ApertusForCausalLM",
-    "BambaForCausalLM",
-    "CohereForCausalLM",
-    "Cohere2ForCausalLM",
-    "ExaoneForCausalLM",
-    "Exaone4ForCausalLM",
-    "FalconH1ForCausalLM",
-    "GraniteForCausalLM",
-    "GraniteMoeForCausalLM",
-    "GraniteMoeHybridForCausalLM",
-    "GraniteMoeSharedForCausalLM",
-    "JambaForCausalLM",
-    "Lfm2ForCausalLM",
-    "Lfm2MoeForCausalLM",
-    "LlamaForCausalLM",
-    "MiniCPMForCausalLM",
-    "MistralForCausalLM",
-    "MixtralForCausalLM",
-    "NemotronForCausalLM",
-    "NemotronHForCausalLM",
-    "PhiMoEForCausalLM",
-    "SolarForCausalLM",
-];
-const QWEN3: &[&str] = &["Qwen3ForCausalLM", "Qwen3MoeForCausalLM"];
-
 fn adapts_tables(model: &ServedModel, rules: &Rules) -> bool {
-    let name = model.architecture.as_str();
-    ADAPTED.contains(&name) || (rules.adapts_qwen3 && QWEN3.contains(&name))
+    match model.vllm.tables {
+        AdaptedTables::Never => false,
+        AdaptedTables::Always => true,
+        AdaptedTables::Qwen3 => rules.adapts_qwen3,
+    }
 }
 
 /// Tensors of the adapters' slots: two per joined matrix, and the tables' where the version has them
@@ -402,7 +387,7 @@ fn slots(model: &ServedModel, rank: Rank, rules: &Rules, count: u64, rows: u64) 
                     made.push(size(inputs, rows));
                     made.push(size(outputs.saturating_add(extra).next_multiple_of(256), rows));
                     // A head that is the table itself is wrapped once more.
-                    if rules.head_is_table && QWEN3.contains(&model.architecture.as_str()) {
+                    if rules.head_is_table && model.vllm.tables == AdaptedTables::Qwen3 {
                         made.extend([size(outputs.saturating_add(extra), rows), size(inputs, rows)]);
                     }
                 }

@@ -1,5 +1,6 @@
 //! vLLM: a share of the card is granted, a profile run says what weights and activations take, the rest is blocks.
 
+mod card;
 mod draft;
 mod encoder;
 mod graphs;
@@ -10,6 +11,7 @@ mod profile;
 mod rules;
 mod second;
 
+pub use card::Card;
 pub use draft::{Draft, Speculation};
 pub use groups::{Layout, Terms};
 pub use rules::{DEFAULT_VERSION, RULES, Rules, readable, rules};
@@ -51,6 +53,8 @@ pub struct VllmPlan {
     pub cache_dtype: DType,
     /// `--enforce-eager`: no CUDA graphs.
     pub enforce_eager: bool,
+    /// Whether it finds what an earlier start has compiled (`VLLM_CACHE_ROOT`).
+    pub compiled_before: bool,
     /// `--max-loras` and `--max-lora-rank`.
     pub lora: Option<[u64; 2]>,
     /// `--enable-prefix-caching`, where it was asked for: models with states keep a second one.
@@ -69,8 +73,8 @@ pub struct VllmPlan {
     pub multiprocessors: u64,
     /// What a CUDA context takes on the card (`Gpu::bare_context`).
     pub bare_context: u64,
-    /// The card's name: an A100 gets the defaults of small cards whatever its memory.
-    pub card: String,
+    /// The card.
+    pub card: Card,
 }
 
 impl Default for VllmPlan {
@@ -89,6 +93,7 @@ impl Default for VllmPlan {
             block_size: 16,
             cache_dtype: DType::BF16,
             enforce_eager: false,
+            compiled_before: false,
             lora: None,
             prefix_caching: false,
             speculative_tokens: 0,
@@ -98,15 +103,13 @@ impl Default for VllmPlan {
             workspace: 32 << 20,
             multiprocessors: Gpu::h200().threads().0,
             bare_context: Gpu::h200().bare_context(),
-            card: String::new(),
+            card: Card::default(),
         }
     }
 }
 
 /// Cards of this and more get the larger defaults (`get_batch_defaults` of vllm/engine/arg_utils.py), but A100s.
 const LARGE_CARD: u64 = 70 << 30;
-/// Cards whose memory is the host's: NVML does not say how much, and vLLM takes them for small ones.
-const SHARED: [&str; 2] = ["dgx spark", "jetson"];
 /// Those of this and more, larger ones still (`get_batch_defaults`).
 const LARGEST_CARD: u64 = 160 << 30;
 
@@ -115,9 +118,8 @@ const ENDLESS: u64 = 1 << 40;
 
 impl VllmPlan {
     fn is_large(&self, rules: &Rules) -> bool {
-        let name = self.card.to_ascii_lowercase();
-        let small = rules.a100_is_small && name.contains("a100");
-        self.memory >= LARGE_CARD && !small && !SHARED.iter().any(|part| name.contains(part))
+        let small = self.card.hosted || (rules.a100_is_small && self.card.is_a100());
+        self.memory >= LARGE_CARD && !small
     }
 
     fn sequences(&self, rules: &Rules) -> u64 {
@@ -157,7 +159,7 @@ impl VllmPlan {
         let ends = [stage == 0, stage + 1 == stages];
         let experts = tensor.saturating_mul(self.data_parallel.max(1));
         let tiles = load::Tiles::of(&self.card);
-        let machete = rules.awq_machete && load::is_hopper(&self.card);
+        let machete = rules.awq_machete && self.card.is_hopper();
         let swizzle = load::Swizzle::of(&self.card, &rules);
         let rank =
             load::Rank { tensor, experts, whole_experts: self.expert_parallel, layers, ends, tiles, machete, swizzle };
@@ -170,8 +172,10 @@ impl VllmPlan {
         let own = model.layers.get(index(layers[0])..index(layers[1])).unwrap_or_default();
         let movable = own.iter().fold(0u64, |sum, layer| sum.saturating_add(layer.split / tensor + layer.whole));
         let offloaded = self.offloaded.min(movable).min(loaded.weights);
-        let weights = loaded.weights - offloaded;
-        let activations = loaded.kept.saturating_add(self.activations(model, &rules, batch, second));
+        let weights = (loaded.weights - offloaded).saturating_add(load::deepstack(model, batched));
+        let profiled = self.activations(model, &rules, batch, second);
+        let first = if ends[0] { self.compiling(model, &rules, batch, rank) } else { 0 };
+        let activations = loaded.kept.saturating_add(profiled.max(first));
         // What comes from the stage before, and its residual.
         let received = if ends[0] || !rules.v1 { 0 } else { profile::two(batched, model.hidden.saturating_mul(2)) };
         let activations = activations.saturating_add(received);
@@ -219,6 +223,10 @@ impl VllmPlan {
         };
         budget.fits &= budget.missing == 0;
         budget.parts = parts;
+        if first > profiled {
+            let more = (first - profiled) as f64 / f64::from(1u32 << 30);
+            budget.notes.push(format!("a first start, which compiles; one that finds what it compiled (--compile-cache) has {more:.2} GiB more for the cache"));
+        }
         if counted {
             let text = "CUDA graphs: what the driver holds of a graph is the median of logs of an H100; vLLM's own estimate varies";
             budget.notes.push(text.into());

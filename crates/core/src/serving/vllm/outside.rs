@@ -1,6 +1,5 @@
 //! What vLLM's process holds outside torch and counts as its own: kernels, and what its ranks speak to one another with.
 
-use super::load;
 use super::rules::{OUTSIDE_TORCH, Rules};
 use super::{VllmPlan, graphs::Graphs};
 use crate::serving::communication;
@@ -14,13 +13,10 @@ const COMMUNICATOR: u64 = 942 << 20;
 /// torch's own communicator, which FlashInfer's workspace is exchanged over: 1.50 GiB between two H100s, 2.03 between four, which
 /// also multicast (2.07 and 2.13 GiB outside torch less `MET` and the workspace; the same logs).
 const EXCHANGE: [u64; 2] = [1536 << 20, 2079 << 20];
-/// Cards joined by NVLink as a whole: NCCL opens many channels between them. Others have the two of PCI Express, but for
-/// Blackwell's: what two RTX 5090 and four RTX PRO 6000 hold (d2 and e3 of truth/external/found) is that of linked cards, and why
-/// is not known.
-const LINKED: [&str; 6] = ["A100", "A800", "V100", "GB200", "RTX 50", "RTX PRO"];
 /// What a channel of NCCL has for each neighbour: 4 MiB, and the smaller protocols' 4.69 and 0.5 (`DEFAULT_BUFFSIZE`,
 /// `DEFAULT_LL128_BUFFSIZE` and `DEFAULT_LL_BUFFSIZE` of NCCL's init.cc), in a ring and in a tree.
 const CHANNEL: u64 = 2 * ((4 << 20) + 640 * 120 * 8 * 8 + 512 * 8 * 8 * 16);
+/// Cards without NVLink (`many_channels` of data/gpus.toml) have the two of PCI Express.
 const CHANNELS: u64 = 2;
 /// What a communicator takes there besides, NCCL's code above all: 0.25 GiB outside torch on each of two RTX 4090 (vLLM 0.7,
 /// truth/external/vllm_logs.json) less its channels and what a card alone has.
@@ -38,11 +34,11 @@ impl VllmPlan {
         let left = graphs.map_or(0, Graphs::left);
         let meets = tensor.saturating_mul(stages) > 1;
         // Ranks met after vLLM had looked what is free (`init_snapshot` of gpu_worker.py).
-        let communicator = if meets && !rules.met_before && load::is_hopper(&self.card) { COMMUNICATOR } else { 0 };
+        let communicator = if meets && !rules.met_before && self.card.is_hopper() { COMMUNICATOR } else { 0 };
         let own = match self.fused_sums(rules, tensor, stages, hidden) {
             Some(workspace) => MET.saturating_add(workspace).saturating_add(EXCHANGE[usize::from(tensor > 2)]),
             None if meets && tensor == 1 && rules.met_before => MET,
-            None if meets && !self.is_linked() => {
+            None if meets && !self.card.many_channels => {
                 let met = if rules.met_before { 0 } else { NEIGHBOUR };
                 kernels.saturating_add(left).saturating_add(CHANNELS * CHANNEL).saturating_add(met)
             }
@@ -51,17 +47,11 @@ impl VllmPlan {
         own.saturating_add(context).saturating_add(communicator)
     }
 
-    fn is_linked(&self) -> bool {
-        let name = self.card.to_ascii_uppercase();
-        let named = LINKED.iter().any(|part| name.contains(part));
-        named || load::is_hopper(&self.card) || load::is_large_blackwell(&self.card)
-    }
-
     /// The workspace of sums over cards that are fused with the norm after them: compiled models on cards with a switch, since
     /// 0.17 (`enable_allreduce_rms_fusion` of vllm/config/vllm.py).
     fn fused_sums(&self, rules: &Rules, tensor: u64, stages: u64, hidden: u64) -> Option<u64> {
-        let blackwell = load::is_large_blackwell(&self.card);
-        if !rules.sums_fused || self.enforce_eager || stages > 1 || !(blackwell || load::is_hopper(&self.card)) {
+        let blackwell = self.card.is_large_blackwell();
+        if !rules.sums_fused || self.enforce_eager || stages > 1 || !(blackwell || self.card.is_hopper()) {
             return None;
         }
         // `FI_ALLREDUCE_FUSION_MAX_SIZE_MB` of allreduce_rms_fusion.py, in KiB.

@@ -8,6 +8,9 @@ pub struct Rules {
     /// Whether the V1 engine runs when nothing else is said (chunked prefill always, logits on every rank, compiled
     /// forward).
     pub v1: bool,
+    /// Whether kernels that are fused side by side are benchmarked when a model is first compiled, with tensors as large as its own
+    /// (`benchmark_combo_kernel` of vllm/config/compilation.py).
+    pub benchmarks: bool,
     /// Whether captured CUDA graphs are taken out of the cache's share.
     pub graphs_in_budget: bool,
     /// Whether graphs are captured on trial while vLLM measures what is outside torch.
@@ -131,6 +134,7 @@ pub enum SecondRunner {
 const OLDEST: Rules = Rules {
     since: [0, 0, 0],
     v1: false,
+    benchmarks: false,
     graphs_in_budget: false,
     graphs_profiled: false,
     met_before: false,
@@ -225,10 +229,11 @@ const V0_11_0: Rules = Rules {
 };
 const V0_11_1: Rules = Rules {
     since: [0, 11, 1],
+    benchmarks: true,
     latent_step: 64,
     hopper: Some(HopperLayout { values: 32, groups: 2, scales_kept: true }),
     tower: Tower::Single,
-    source: "vllm/model_executor/models/config.py of v0.11.1: `kernel_block_alignment_size`; quantization/mxfp4.py and torch 2.9",
+    source: "vllm/model_executor/models/config.py of v0.11.1: `kernel_block_alignment_size`; quantization/mxfp4.py and torch 2.9, which vllm/config/compilation.py fuses more with",
     ..V0_11_0
 };
 const V0_12_0: Rules = Rules {

@@ -7,7 +7,7 @@ use crate::dtype::DType;
 use crate::memory::device::Device;
 use crate::model::Model;
 use crate::plan::{Gpu, Gpus, ServePlan};
-use crate::serving::vllm::{Draft, Speculation, VllmPlan, rules};
+use crate::serving::vllm::{Card, Draft, Speculation, VllmPlan, rules};
 use crate::serving::{ServedModel, WeightFormat};
 use crate::verify::kinds::Score;
 
@@ -117,7 +117,8 @@ fn plan(row: &Value) -> VllmPlan {
         lora: (row["enable_lora"] == true).then(|| [1, one("max_lora_rank").unwrap_or(16)]),
         prefix_caching: row["prefix_caching"] == true,
         memory,
-        card: card.to_owned(),
+        // What a log does not name is no card of the rules'.
+        card: Gpus::embedded().called(card, None).map_or_else(Card::default, |gpu| Card::from(&gpu)),
         multiprocessors: gpu.threads().0,
         bare_context: gpu.bare_context(),
         workspace: Device::of(&gpu).blas_workspace(),

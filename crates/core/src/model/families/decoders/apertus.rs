@@ -4,7 +4,7 @@ use super::decoder::{self, Decoder, Defaults, Norms, Sizes, Vocabulary, pre_norm
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::{QkNorm, attention, mlp, read};
-use crate::model::facts::{AttentionKernels, Facts};
+use crate::model::facts::{AttentionKernels, Facts, VllmFacts};
 use crate::model::op::{Activation, Binary, Mask, Norm, Op, Role, Unary};
 use crate::model::tensor_plans::{ATTENTION, MLP};
 use crate::model::{Config, Graph, ModelError, Value};
@@ -17,6 +17,7 @@ pub const FAMILY: Family = Family {
         attention: AttentionKernels::FlashAndFlex,
         tensor_plan: &[ATTENTION, MLP],
         tasks: super::UNSCORED,
+        vllm: VllmFacts::ADAPTED,
         ..Facts::DEFAULT
     },
     build: |c, task, g| decoder::build(c, task, g, &Apertus::read(c)?),

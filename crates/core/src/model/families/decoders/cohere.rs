@@ -5,7 +5,7 @@ use super::decoder::{self, Decoder, Defaults, Sizes, Vocabulary, llama_mlp, run_
 use crate::model::Family;
 use crate::model::blocks::attention::{Masks, attend, rotate_whole};
 use crate::model::blocks::read;
-use crate::model::facts::{AttentionKernels, Facts};
+use crate::model::facts::{AttentionKernels, Facts, VllmFacts};
 use crate::model::op::{Norm, Rotary};
 use crate::model::tensor_plans::{ATTENTION, GATED_MLP};
 use crate::model::{Config, Graph, ModelError, Shape, Value};
@@ -19,6 +19,7 @@ pub const COHERE: Family = Family {
         tensor_plan: &[ATTENTION, GATED_MLP],
         text: Some(|c| Ok(Box::new(Cohere::read(c)?))),
         tasks: super::UNSCORED,
+        vllm: VllmFacts::ADAPTED,
         ..Facts::DEFAULT
     },
     build: |c, task, g| decoder::build(c, task, g, &Cohere::read(c)?),

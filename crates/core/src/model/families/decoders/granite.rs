@@ -3,7 +3,7 @@
 use super::decoder::{self, Decoder, Defaults, Sizes, Vocabulary, run_layers};
 use crate::model::Family;
 use crate::model::blocks::{attention, gated_mlp};
-use crate::model::facts::{AttentionKernels, Facts, Liger};
+use crate::model::facts::{AttentionKernels, Facts, Liger, VllmFacts};
 use crate::model::op::{Binary, Mask, Norm};
 use crate::model::tensor_plans::{ATTENTION, GATED_MLP};
 use crate::model::{Config, Graph, ModelError, Value};
@@ -18,6 +18,7 @@ pub const FAMILY: Family = Family {
         tensor_plan: &[ATTENTION, GATED_MLP],
         text: Some(|c| Ok(Box::new(Granite::read(c)?))),
         tasks: super::UNSCORED,
+        vllm: VllmFacts::ADAPTED,
         ..Facts::DEFAULT
     },
     build: |c, task, g| decoder::build(c, task, g, &Granite::read(c)?),

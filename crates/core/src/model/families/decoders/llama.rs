@@ -5,7 +5,7 @@ use super::decoder::{self, Decoder, Vocabulary};
 use crate::model::Family;
 use crate::model::blocks::attention::Masks;
 use crate::model::blocks::{QkNorm, SelfAttention, gated_mlp, read};
-use crate::model::facts::{AttentionKernels, Facts, Liger, LigerPatch};
+use crate::model::facts::{AdaptedTables, AttentionKernels, Facts, Liger, LigerPatch, VllmFacts};
 use crate::model::op::{Activation, Norm, RotaryTable};
 use crate::model::tensor_plans::{ATTENTION, GATED_MLP};
 use crate::model::{Config, Graph, ModelError, Value};
@@ -22,6 +22,7 @@ pub const FAMILY: Family = Family {
         ia3_feedforward: &["down_proj"],
         tensor_plan: &[ATTENTION, GATED_MLP],
         text: Some(|c| Ok(Box::new(Llama::read(c)?))),
+        vllm: VllmFacts::ADAPTED,
         ..Facts::DEFAULT
     },
     build: |c, task, g| decoder::build(c, task, g, &Llama::read(c)?),
@@ -42,6 +43,7 @@ pub const QWEN2: Family = Family {
     facts: Facts {
         ia3: &["q_proj", "v_proj", "down_proj"],
         text: Some(|c| Ok(Box::new(Llama::read_qwen2(c)?))),
+        vllm: VllmFacts::DEFAULT,
         ..FAMILY.facts
     },
     build: |c, task, g| decoder::build(c, task, g, &Llama::read_qwen2(c)?),
@@ -57,6 +59,7 @@ pub const QWEN3: Family = Family {
             ..LigerPatch::LLAMA
         }),
         text: Some(|c| Ok(Box::new(Llama::read_qwen3(c)?))),
+        vllm: VllmFacts { tables: AdaptedTables::Qwen3, ..VllmFacts::DEFAULT },
         ..QWEN2.facts
     },
     build: |c, task, g| decoder::build(c, task, g, &Llama::read_qwen3(c)?),

@@ -3,7 +3,7 @@
 use super::decoder::{self, Decoder, Defaults, Norms, Sizes, Vocabulary, pre_norm_layer, run_layers};
 use crate::model::Family;
 use crate::model::blocks::{attention, mlp, read};
-use crate::model::facts::{AttentionKernels, Facts, Liger, LigerPatch};
+use crate::model::facts::{AttentionKernels, Facts, Liger, LigerPatch, VllmFacts};
 use crate::model::op::{Mask, Norm};
 use crate::model::{Config, Graph, ModelError, Value};
 
@@ -14,6 +14,7 @@ pub const FAMILY: Family = Family {
     facts: Facts {
         attention: AttentionKernels::FlashAndFlex,
         liger: Liger::Patched(LigerPatch { norms: &[], norms_in_place: false, rope: false, glu: false }),
+        vllm: VllmFacts::ADAPTED,
         ..Facts::DEFAULT
     },
     build: |c, task, g| decoder::build(c, task, g, &Nemotron::read(c)?),

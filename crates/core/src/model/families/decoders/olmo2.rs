@@ -4,7 +4,7 @@ use super::decoder::{self, Decoder, Defaults, Sizes, Vocabulary, llama_mlp, run_
 use crate::model::Family;
 use crate::model::blocks::attention::Masks;
 use crate::model::blocks::{QkNorm, read};
-use crate::model::facts::{AttentionKernels, Facts, Liger, LigerPatch};
+use crate::model::facts::{AttentionKernels, Facts, Liger, LigerPatch, VllmFacts};
 use crate::model::op::{Norm, Rotary};
 use crate::model::tensor_plans::{ATTENTION, GATED_MLP, GATHERED_ATTENTION};
 use crate::model::{Config, Graph, ModelError, Value};
@@ -41,6 +41,7 @@ pub const EXAONE4: Family = Family {
             ..POST_NORMS
         }),
         tensor_plan: &[ATTENTION, GATED_MLP],
+        vllm: VllmFacts::ADAPTED,
         ..Facts::DEFAULT
     },
     build: |c, task, g| decoder::build(c, task, g, &PostNorm::read_exaone4(c)?),

@@ -5,7 +5,7 @@ use super::state::{self, CausalConvolution};
 use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{SelfAttention, attention, read};
-use crate::model::facts::Facts;
+use crate::model::facts::{Facts, VllmFacts};
 use crate::model::families::decoders::decoder::{self, Decoder, Vocabulary};
 use crate::model::families::mixtures::routing::project;
 use crate::model::op::{Activation, Binary, Mask, Norm, RotaryTable};
@@ -15,7 +15,7 @@ use crate::model::{Config, Graph, ModelError, Value};
 pub const FAMILY: Family = Family {
     name: "Granite 4",
     model_types: &["granitemoehybrid"],
-    facts: Facts::DEFAULT,
+    facts: Facts { vllm: VllmFacts::ADAPTED, ..Facts::DEFAULT },
     build: |c, task, g| decoder::build(c, task, g, &GraniteHybrid::read(c)?),
 };
 

@@ -6,7 +6,7 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{SelfAttention, attention, gated_mlp, read};
-use crate::model::facts::Facts;
+use crate::model::facts::{Facts, VllmFacts};
 use crate::model::families::decoders::decoder::{self, Decoder, Vocabulary};
 use crate::model::op::{Activation, LinearLayout, Mask, Norm, Op, Role};
 use crate::model::{Config, Graph, ModelError, Task, Value};
@@ -18,6 +18,7 @@ pub const FAMILY: Family = Family {
     facts: Facts {
         unturned: true,
         tasks: Some(&[Task::CausalLm, Task::Base, Task::SequenceClassification]),
+        vllm: VllmFacts::ADAPTED,
         ..Facts::DEFAULT
     },
     build: |c, task, g| decoder::build(c, task, g, &Jamba::read(c)?),

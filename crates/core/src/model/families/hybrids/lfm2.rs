@@ -3,7 +3,7 @@
 use super::state::{self, CausalConvolution};
 use crate::model::Family;
 use crate::model::blocks::{QkNorm, SelfAttention, attention, gated_mlp, read};
-use crate::model::facts::Facts;
+use crate::model::facts::{Facts, VllmFacts};
 use crate::model::families::decoders::decoder::{self, Decoder, Vocabulary};
 use crate::model::op::{Activation, Mask, Norm, RotaryTable};
 use crate::model::{Config, Graph, ModelError, Value};
@@ -12,7 +12,7 @@ use crate::model::{Config, Graph, ModelError, Value};
 pub const FAMILY: Family = Family {
     name: "LFM2",
     model_types: &["lfm2"],
-    facts: Facts { text: Some(|c| Ok(Box::new(Lfm2::read(c)?))), ..Facts::DEFAULT },
+    facts: Facts { text: Some(|c| Ok(Box::new(Lfm2::read(c)?))), vllm: VllmFacts::ADAPTED, ..Facts::DEFAULT },
     build: |c, task, g| decoder::build(c, task, g, &Lfm2::read(c)?),
 };
 

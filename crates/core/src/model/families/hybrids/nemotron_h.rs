@@ -6,7 +6,7 @@ use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{SelfAttention, attention, mlp, read};
 use crate::model::config::MAX_LAYERS;
-use crate::model::facts::Facts;
+use crate::model::facts::{Facts, VllmFacts};
 use crate::model::families::decoders::decoder::{self, Decoder, Vocabulary};
 use crate::model::families::mixtures::routing::{Grouped, Routing};
 use crate::model::op::{Activation, Mask, Norm};
@@ -20,6 +20,7 @@ pub const FAMILY: Family = Family {
         unturned: true,
         lora: &["q_proj", "k_proj", "v_proj", "o_proj"],
         lora_refused: &["out_proj", "conv1d"],
+        vllm: VllmFacts::ADAPTED,
         ..Facts::DEFAULT
     },
     build: |c, task, g| decoder::build(c, task, g, &NemotronH::read(c)?),

@@ -5,7 +5,7 @@ use super::routing::{Routing, flatten, project};
 use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{SelfAttention, read};
-use crate::model::facts::{AttentionKernels, Facts};
+use crate::model::facts::{AttentionKernels, Facts, VllmFacts};
 use crate::model::op::Input;
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
@@ -13,7 +13,7 @@ use crate::model::{Config, Graph, ModelError, Task, Value};
 pub const FAMILY: Family = Family {
     name: "Granite MoE",
     model_types: &["granitemoe"],
-    facts: Facts { attention: AttentionKernels::FlashAndFlex, ..Facts::DEFAULT },
+    facts: Facts { attention: AttentionKernels::FlashAndFlex, vllm: VllmFacts::ADAPTED, ..Facts::DEFAULT },
     build,
 };
 

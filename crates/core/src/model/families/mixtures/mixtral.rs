@@ -5,7 +5,7 @@ use super::routing::{Routing, flatten, normalise, project};
 use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{SelfAttention, read};
-use crate::model::facts::{AttentionKernels, ExpertNames, Facts, Liger};
+use crate::model::facts::{AttentionKernels, ExpertNames, Facts, Liger, VllmFacts};
 use crate::model::op::Op;
 use crate::model::tensor_plans::{ATTENTION, EXPERTS};
 use crate::model::{Config, Graph, ModelError, Task, Value};
@@ -23,6 +23,7 @@ pub const FAMILY: Family = Family {
         experts: Some(ExpertNames::MIXTRAL),
         tensor_plan: &[ATTENTION, EXPERTS],
         leaf_blocks: true,
+        vllm: VllmFacts::ADAPTED,
         ..Facts::DEFAULT
     },
     build,

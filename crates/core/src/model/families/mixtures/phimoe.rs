@@ -5,7 +5,7 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{SelfAttention, read};
-use crate::model::facts::{AttentionKernels, Facts};
+use crate::model::facts::{AttentionKernels, Facts, VllmFacts};
 use crate::model::op::{Binary, Norm, Op, Reduction, Unary};
 use crate::model::{Config, Graph, ModelError, Task, Value};
 
@@ -13,7 +13,7 @@ use crate::model::{Config, Graph, ModelError, Task, Value};
 pub const FAMILY: Family = Family {
     name: "Phi-MoE",
     model_types: &["phimoe"],
-    facts: Facts { attention: AttentionKernels::Flash, ..Facts::DEFAULT },
+    facts: Facts { attention: AttentionKernels::Flash, vllm: VllmFacts::ADAPTED, ..Facts::DEFAULT },
     build,
 };
 

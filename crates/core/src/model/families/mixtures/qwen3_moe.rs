@@ -6,7 +6,7 @@ use super::routing::{flatten, softmax_top_k};
 use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{QkNorm, SelfAttention, gated_mlp, read};
-use crate::model::facts::{AttentionKernels, ExpertNames, Facts, Liger};
+use crate::model::facts::{AdaptedTables, AttentionKernels, ExpertNames, Facts, Liger, VllmFacts};
 use crate::model::op::{Activation, Norm};
 use crate::model::tensor_plans::{ATTENTION, EXPERTS, GATED_MLP};
 use crate::model::{Config, Graph, ModelError, Task, Value};
@@ -22,6 +22,7 @@ pub const FAMILY: Family = Family {
         tensor_plan: &[ATTENTION, GATED_MLP, EXPERTS],
         leaf_blocks: true,
         registration: &[&["experts", "gate"]],
+        vllm: VllmFacts { tables: AdaptedTables::Qwen3, ..VllmFacts::DEFAULT },
         ..Facts::DEFAULT
     },
     build,

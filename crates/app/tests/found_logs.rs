@@ -1,0 +1,68 @@
+//! vLLM's start-up lines found in public documents (truth/external/found), asked for by their command lines: those that state
+//! everything stay as near as `limits.json` beside them says.
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+const FOUND: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../truth/external/found/");
+const GIB: f64 = 1_073_741_824.0;
+
+fn budget(row: &Value, more: &[&str]) -> Value {
+    let words = row["command"].as_str().unwrap().split(' ').skip(1);
+    let mut command = Command::cargo_bin("vramcast").unwrap();
+    command.env("HF_HUB_OFFLINE", "1").args(words).args(["--engine", "vllm", "--json"]).args(more);
+    let document: Value = serde_json::from_slice(&command.output().unwrap().stdout).unwrap();
+    document["budgets"][0].clone()
+}
+
+/// Errors in percent of one row, by what they are of.
+fn errors(row: &Value) -> Vec<(&'static str, f64)> {
+    let measured = |key: &str| row["measured"][key].as_f64();
+    let answer = budget(row, &[]);
+    let of = |ours: f64, theirs: f64| 100.0 * (ours / theirs - 1.0).abs();
+    let mut found = Vec::new();
+    if let Some(weights) = measured("weights") {
+        let loaded = ["weights", "LoRA slots", "draft model"];
+        let parts = answer["parts"].as_array().unwrap().iter();
+        let own = parts.filter(|part| loaded.iter().any(|name| part["name"] == *name));
+        found.push(("weights", of(own.map(|part| part["bytes"].as_f64().unwrap()).sum::<f64>() / GIB, weights)));
+    }
+    if let Some(pool) = measured("pool") {
+        found.push(("pool", of(answer["cache"].as_f64().unwrap() / GIB, pool)));
+        if let Some(tokens) = measured("tokens") {
+            // The pool is printed to 0.01 GiB, and whole blocks are in it.
+            let held = |half: f64| {
+                let bytes = ((pool + half) * GIB).round().to_string();
+                budget(row, &["--kv-cache-memory-bytes", &bytes])["cache_tokens"].as_f64().unwrap()
+            };
+            found.push(("bytes per token", of(tokens.clamp(held(-0.005), held(0.005)), tokens)));
+        }
+    }
+    found
+}
+
+#[test]
+fn logs_that_state_everything_stay_near() {
+    let text = std::fs::read_to_string(format!("{FOUND}logs.jsonl")).unwrap();
+    let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let stated = rows.iter().filter(|row| row["engine"] == "vllm" && row["inferred"].is_null());
+    let stated: Vec<&Value> = stated.filter(|row| row["unasked"].is_null()).collect();
+    let limits: Value = serde_json::from_str(&std::fs::read_to_string(format!("{FOUND}limits.json")).unwrap()).unwrap();
+    let (left, right) = stated.split_at(stated.len() / 2);
+    let all = std::thread::scope(|scope| {
+        let half = scope.spawn(|| left.iter().flat_map(|row| errors(row)).collect::<Vec<_>>());
+        let mut all: Vec<_> = right.iter().flat_map(|row| errors(row)).collect();
+        all.extend(half.join().unwrap());
+        all
+    });
+    for (what, limit) in limits.as_object().unwrap() {
+        let mut own: Vec<f64> = all.iter().filter(|(of, _)| of == what).map(|(_, error)| *error).collect();
+        own.sort_by(f64::total_cmp);
+        let [count, median, tenth, worst] =
+            ["logs", "median", "nine_tenths", "worst"].map(|key| limit[key].as_f64().unwrap());
+        assert!(own.len() as f64 >= count, "{what}: {} logs, {count} before", own.len());
+        let at = |share: usize| own[own.len() * share / 10];
+        let now = [at(5), at(9), own[own.len() - 1]];
+        assert!(now[0] <= median && now[1] <= tenth && now[2] <= worst, "{what}: {now:?} of {limit}");
+    }
+}
