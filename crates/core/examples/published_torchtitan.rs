@@ -197,8 +197,8 @@ fn predicted(row: &Value) -> Result<(f64, f64), String> {
         gradient_accumulation: micro as u32,
         // Since e29b6b4d4 the loop lets go of the logits before backward.
         keep_outputs: date < "2024-06-12",
-        // Losses were compiled since 2025.
-        compile: compiled.then_some(if date < "2025" { Compile::Layers } else { Compile::LayersAndLoss }),
+        // Losses are compiled since bbb1b616e, and were for some weeks before e8977b007 of December 2024.
+        compile: compiled.then_some(if date < "2025-04-02" { Compile::Layers } else { Compile::LayersAndLoss }),
         float8,
         parallel: Some(Parallel { mesh, engine, no_sync: false }),
         gpu,

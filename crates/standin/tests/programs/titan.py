@@ -34,6 +34,7 @@ except ImportError:  # up to torch 2.5
 from torch.distributed.tensor.parallel import (
     ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, loss_parallel, parallelize_module,
 )
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.loss.loss_utils import ForCausalLMLoss
 
@@ -63,6 +64,7 @@ class Part(nn.Module):
         angles = self.rotary_emb(hidden, position_ids=positions)
         for layer in self.layers:
             hidden = layer(hidden, attention_mask=None, position_ids=positions, position_embeddings=angles)
+            hidden = hidden[0] if isinstance(hidden, tuple) else hidden  # up to transformers 4.53
         if self.norm is None:
             return hidden
         logits = self.lm_head(self.norm(hidden))
@@ -154,7 +156,8 @@ def main():
     config = dict(row["config"], **run.get("overrides", {}))
     config = AutoConfig.for_model(config.pop("model_type"), **config)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=weights)
+        named = "torch_dtype" if transformers.__version__ < "4.56" else "dtype"
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", **{named: weights})
     if float8:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
         if float8 == "rowwise":
@@ -194,7 +197,7 @@ def main():
         parts = [parallelize(Part(model, True, True, range(count)), mesh)]
     del model
     parameters = [parameter for part in parts for parameter in part.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=run.get("impl", "fused") == "fused")
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4, **({"fused": True} if run.get("impl") == "fused" else {"foreach": True}))
     loaded = torch.cuda.memory_allocated()
     phases = []
     for step in range(int(sys.argv[3]) if sys.argv[3:] else 3):

@@ -69,7 +69,7 @@ impl PipelineOf<'_> {
         let stack = Stack::of(program)?;
         let ranges = pipeline.split(stack.len(), pp)?;
         let own = pipeline.stages_of(rank, pp).into_iter();
-        let cuts = own.map(|index| stack.cut(&ranges[index as usize])).collect::<Result<Vec<Cut>, PlanError>>()?;
+        let cuts = own.map(|place| stack.cut(&ranges, place as usize)).collect::<Result<Vec<Cut>, PlanError>>()?;
         let ways = changes.split.as_ref().filter(|split| split.sequence).map_or(1, |split| split.ways);
         let before = |minor| plan.stack.before(Package::Torch, 2, minor, 0);
         let mut wrapped = Vec::new();
@@ -81,7 +81,8 @@ impl PipelineOf<'_> {
                     (loaded, alone)
                 }
                 over => {
-                    let (loaded, engine, _) = fsdp2::wrap(torch, &cut.program, loaded, (self.options, &plan.stack), over);
+                    let (loaded, engine, _) =
+                        fsdp2::wrap(torch, &cut.program, loaded, (self.options, &plan.stack), over);
                     (loaded, engine)
                 }
             };

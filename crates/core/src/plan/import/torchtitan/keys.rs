@@ -2,7 +2,8 @@
 
 use super::super::table::{Row, Sense};
 
-pub(super) const FLOAT8: &str = "such products in 8 bits and fewer are not simulated: those in bf16 are, which keep more";
+pub(super) const FLOAT8: &str =
+    "such products in 8 bits and fewer are not simulated: those in bf16 are, which keep more";
 
 pub(super) const EXPERTS: &str = "experts are simulated in FSDP's shards, gathered a whole layer at a time, which is more; --engine megatron \
                        deals them out over cards";

@@ -80,7 +80,8 @@ fn float8_is_read_in_all_its_places() {
             }
         }
         let read = read(&file, &Beside::default()).unwrap();
-        let at = |place: &str| read.changes.iter().rev().find(|(known, _)| known == place).map(|(_, value)| value.clone());
+        let at =
+            |place: &str| read.changes.iter().rev().find(|(known, _)| known == place).map(|(_, value)| value.clone());
         (at("float8"), at("parallel.engine.fsdp2.float8_gather"), read.notes.join(" "))
     };
     let converters = |names: Value| json!({"converters": names});
