@@ -82,7 +82,7 @@ fn float8_is_read_in_all_its_places() {
         let read = read(&file, &Beside::default()).unwrap();
         let at =
             |place: &str| read.changes.iter().rev().find(|(known, _)| known == place).map(|(_, value)| value.clone());
-        (at("float8"), at("parallel.engine.fsdp2.float8_gather"), read.notes.join(" "))
+        (at("float8"), at("parallel.engine.fsdp2.float8_gather"), read.unsimulated.join(" "))
     };
     let converters = |names: Value| json!({"converters": names});
     let (tensors, rows, on) = (Some(json!("tensorwise")), Some(json!("rowwise")), Some(json!(true)));
