@@ -16,7 +16,7 @@ use vramcast_core::plan::parallel::{
 };
 use vramcast_core::plan::{
     AllocatorOptions, Batch, CheckpointOptions, Checkpointing, Compile, Float8, Gpus, Implementation, Optimizer,
-    TrainPlan,
+    Package, Stack, TrainPlan, Version,
 };
 
 const GIB: f64 = (1_u64 << 30) as f64;
@@ -174,6 +174,15 @@ fn predicted(row: &Value) -> Result<(f64, f64), String> {
     gpu.memory = gpu.memory.max(96 << 30);
     let text = if row["expandable_segments"] == true { "expandable_segments:True" } else { "" };
     let (allocator, _) = AllocatorOptions::parse(text).map_err(|e| e.to_string())?;
+    let date = row["date"].as_str().unwrap_or_default();
+    // 6e4988550 made the fused one the default.
+    let implementation = if date < "2025-02-24" { Implementation::Foreach } else { Implementation::Fused };
+    // torch's nightly builds of these days were on the way to 2.4, and past 2.6; the rules that 2.7 has for pipelines are of January 2025.
+    let stack = match date {
+        "2024-03-26" => Stack::default().with(Package::Torch, Version::new(2, 4, 0)),
+        "2024-12" => Stack::default().with(Package::Torch, Version::new(2, 6, 0)),
+        _ => Stack::default(),
+    };
     let plan = TrainPlan {
         batch: Batch {
             batch_size: (number("local_batch_size") / micro).max(1),
@@ -183,20 +192,18 @@ fn predicted(row: &Value) -> Result<(f64, f64), String> {
         weights: DType::F32,
         checkpointing,
         checkpoints,
-        optimizer: Optimizer { implementation: Implementation::Fused, ..Optimizer::default() },
+        optimizer: Optimizer { implementation, ..Optimizer::default() },
         clip: true,
         gradient_accumulation: micro as u32,
-        // The loop lets go of the logits before backward.
-        keep_outputs: false,
-        // Losses were compiled since 2025.
-        compile: compiled.then_some(match row["date"].as_str() {
-            Some(date) if date >= "2025" => Compile::LayersAndLoss,
-            _ => Compile::Layers,
-        }),
+        // Since e29b6b4d4 the loop lets go of the logits before backward.
+        keep_outputs: date < "2024-06-12",
+        // Losses are compiled since bbb1b616e, and were for some weeks before e8977b007 of December 2024.
+        compile: compiled.then_some(if date < "2025-04-02" { Compile::Layers } else { Compile::LayersAndLoss }),
         float8,
         parallel: Some(Parallel { mesh, engine, no_sync: false }),
         gpu,
         allocator,
+        stack,
         ..TrainPlan::default()
     };
     let model = model(row)?;

@@ -26,7 +26,7 @@ use super::torch::attention::Kernel;
 use crate::dtype::DType;
 use crate::model::{Program, Shape};
 use crate::plan::parallel::Place;
-use crate::plan::{Checkpointing, Job, ModelCode, PlanError, TrainPlan};
+use crate::plan::{Checkpointing, Job, ModelCode, Package, PlanError, TrainPlan};
 
 /// Steps that are run of batches that are alike.
 pub(super) const STEPS: u32 = Job::ALIKE;
@@ -392,6 +392,7 @@ pub(super) fn settings(plan: &TrainPlan) -> Settings {
         refuses_cache: plan.objective.kind.auto_class().is_some(),
         compile: plan.compile,
         pads_otherwise: plan.pads_otherwise,
+        reuses_all: plan.stack.before(Package::Torch, 2, 9, 0),
         float8: plan.float8,
         drops_outputs: !plan.keep_outputs,
     }

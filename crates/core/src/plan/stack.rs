@@ -91,7 +91,8 @@ macro_rules! packages {
 }
 
 packages! {
-    /// PyTorch: the sources named in `memory/torch` and `memory/sharding`; 2.10 by SimuMax's runs on B200.
+    /// PyTorch: the sources named in `memory/torch` and `memory/sharding`; 2.10 by SimuMax's runs on B200; `fully_shard` and pipelines
+    /// (`memory/sharding/fsdp2.rs`, `pipeline/`) also as 2.4 and 2.6 have them.
     Torch "torch": [2, 10, 0] => [2, 11, 0];
     /// transformers: the ledger's rows are of 5.17, some families and formats were read in 5.22.
     Transformers "transformers": [5, 17, 0] => [5, 22, 0];

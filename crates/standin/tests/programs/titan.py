@@ -9,7 +9,7 @@ with the rank that `titan.py ROWS.jsonl ID rank` prints. Order of the mesh and o
 parallel, checkpoints, torch.compile, fully_shard (torchtitan/models/llama3/infra/parallelize.py). What a neighbour in the
 pipeline would send of shapes is made here.
 """
-import functools, json, os, sys
+import functools, inspect, json, os, sys
 
 row = next(row for row in map(json.loads, open(sys.argv[1])) if row["id"] == sys.argv[2])
 run, dist_ = row["run"], row["run"]["dist"]
@@ -25,11 +25,16 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Replicate, Shard
+try:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.tensor import Replicate, Shard
+except ImportError:  # up to torch 2.5
+    from torch.distributed._composable.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed._tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, loss_parallel, parallelize_module,
 )
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.loss.loss_utils import ForCausalLMLoss
 
@@ -59,6 +64,7 @@ class Part(nn.Module):
         angles = self.rotary_emb(hidden, position_ids=positions)
         for layer in self.layers:
             hidden = layer(hidden, attention_mask=None, position_ids=positions, position_embeddings=angles)
+            hidden = hidden[0] if isinstance(hidden, tuple) else hidden  # up to transformers 4.53
         if self.norm is None:
             return hidden
         logits = self.lm_head(self.norm(hidden))
@@ -129,9 +135,9 @@ def parallelize(part, mesh):
         part.layers[index] = layer
     if shard * cp > 1:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if dist_.get("mp") else MixedPrecisionPolicy()
-        own = {"mesh": mesh["shard", "cp"]._flatten("shard_cp") if "shard_cp" not in flat else flat["shard_cp"],
-               "mp_policy": policy, "reshard_after_forward": dist_.get("reshard", True)}
-        flat["shard_cp"] = own["mesh"]
+        if "shard_cp" not in flat:  # `_flatten` is newer than torch 2.4
+            flat["shard_cp"] = mesh["shard", "cp"]._flatten("shard_cp") if cp > 1 or pp > 1 or tp > 1 else mesh["shard"]
+        own = {"mesh": flat["shard_cp"], "mp_policy": policy, "reshard_after_forward": dist_.get("reshard", True)}
         for layer in part.layers:
             fully_shard(layer, **own)
         fully_shard(part, **own)
@@ -150,7 +156,8 @@ def main():
     config = dict(row["config"], **run.get("overrides", {}))
     config = AutoConfig.for_model(config.pop("model_type"), **config)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=weights)
+        named = "torch_dtype" if transformers.__version__ < "4.56" else "dtype"
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", **{named: weights})
     if float8:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
         if float8 == "rowwise":
@@ -190,7 +197,7 @@ def main():
         parts = [parallelize(Part(model, True, True, range(count)), mesh)]
     del model
     parameters = [parameter for part in parts for parameter in part.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=run.get("impl", "fused") == "fused")
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4, **({"fused": True} if run.get("impl") == "fused" else {"foreach": True}))
     loaded = torch.cuda.memory_allocated()
     phases = []
     for step in range(int(sys.argv[3]) if sys.argv[3:] else 3):
@@ -210,7 +217,9 @@ def main():
                 del loss
             else:
                 first, last = dist_.get("pp_rank", 0) == 0, dist_.get("pp_rank", 0) == pp - 1
-                schedule.step(*([ids] if first else []), **({"target": labels, "losses": []} if last else {}), return_outputs=False)
+                # Before torch 2.10 outputs are returned whether they are wanted or not.
+                alone = {"return_outputs": False} if "return_outputs" in inspect.signature(schedule.step).parameters else {}
+                schedule.step(*([ids] if first else []), **({"target": labels, "losses": []} if last else {}), **alone)
                 phases.append(_phase(f"{step}.0.pipe"))
         optimizer.step()
         phases.append(_phase(f"{step}.opt"))

@@ -118,6 +118,8 @@ pub(super) struct Graph {
     pub(super) flex: bool,
     /// Whether Inductor's benchmark decides otherwise than usual on products that give gradients of weights of odd widths.
     pub(super) pads_otherwise: bool,
+    /// Whether buffers are reused whatever waits for it.
+    pub(super) reuses_all: bool,
     /// The cards that share a sequence.
     pub(super) ring: Option<Ring>,
     /// Of what is bytes, its scale and its type before.

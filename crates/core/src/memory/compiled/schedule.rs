@@ -121,7 +121,7 @@ impl Planner<'_> {
     }
 
     /// What is freed waits for the next buffer of its type and size, unless that would be more memory than the most that is
-    /// estimated (codegen/wrapper.py, `should_reuse_buffer`).
+    /// estimated (codegen/wrapper.py, `should_reuse_buffer`, since torch 2.9).
     fn reuse(&self, launches: &mut [Launch], mut memory: Vec<u64>, kept: &[bool]) {
         let most = memory.iter().copied().max().unwrap_or(0);
         let mut pool: BTreeMap<(DType, u64), Vec<(Id, usize)>> = BTreeMap::new();
@@ -137,7 +137,7 @@ impl Planner<'_> {
                 let key = self.reuse_key(id, kept);
                 let Some((old, since)) = pool.get_mut(&key).and_then(Vec::pop) else { continue };
                 let between = &mut memory[since + 1..at];
-                let fits = between.iter().all(|memory| memory + key.1 <= most);
+                let fits = self.graph.reuses_all || between.iter().all(|memory| memory + key.1 <= most);
                 if !fits {
                     pool.entry(key).or_default().push((old, since));
                     continue;

@@ -38,6 +38,8 @@ pub(in crate::memory) struct Around<'a> {
     pub(in crate::memory) masked: bool,
     /// Whether Inductor's benchmark decides otherwise than usual on products of odd widths.
     pub(in crate::memory) pads_otherwise: bool,
+    /// Whether buffers are reused whatever waits for it.
+    pub(in crate::memory) reuses_all: bool,
     /// Whether layers are checkpoints inside the graph, and what those keep.
     pub(in crate::memory) checkpointing: bool,
     pub(in crate::memory) selective: Option<Selective>,
@@ -103,6 +105,7 @@ pub(super) fn trace(program: &Program, range: Range<usize>, around: &Around<'_>)
     };
     // A layer by itself is entered outside.
     tracer.graph.checkpoint = (around.checkpointing && !around.whole).then_some(0);
+    tracer.graph.reuses_all = around.reuses_all;
     let mut depth = 0u32;
     let mut made: Vec<ValueId> = Vec::new();
     for step in &program.steps[range.clone()] {

@@ -81,6 +81,7 @@ impl Loaded {
             documents: None,
             save_on_cpu: None,
             pads_otherwise: false,
+            reuses_all: false,
             fills_cache: false,
             keeps_hidden: false,
             refuses_cache: false,

@@ -184,6 +184,7 @@ impl Runner {
             whole,
             masked: self.settings.mask,
             pads_otherwise: self.settings.pads_otherwise,
+            reuses_all: self.settings.reuses_all,
             checkpointing,
             selective: self.wrapped.checkpoints.selective.filter(|_| checkpointing),
             float8: self.settings.float8,

@@ -101,6 +101,8 @@ pub struct Settings {
     pub compile: Option<Compile>,
     /// Whether Inductor decides otherwise than usual on padding the gradient of a head's weight.
     pub pads_otherwise: bool,
+    /// Whether Inductor reuses buffers whatever waits for it (before torch 2.9).
+    pub reuses_all: bool,
     /// How products of compiled layers are scaled to bytes.
     pub float8: Option<Float8>,
     /// Whether the loop lets go of what the model returns, as the Trainer does, whose autocast widens it.

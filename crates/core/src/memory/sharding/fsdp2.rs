@@ -1,6 +1,7 @@
 //! `fully_shard`: parameters in shards along their first dimension, gathered unit by unit.
 //!
-//! Follows torch/distributed/fsdp/_fully_shard/{_fsdp_state,_fsdp_param_group,_fsdp_collectives}.py of torch 2.11.
+//! Follows torch/distributed/fsdp/_fully_shard/{_fsdp_state,_fsdp_param_group,_fsdp_collectives}.py of torch 2.11, and for what a
+//! reduction reads torch/distributed/_composable/fsdp of torch 2.3 and 2.4.
 
 mod parameter;
 mod staged;
@@ -23,6 +24,7 @@ use crate::memory::torch::Torch;
 use crate::model::op::{ModuleId, Op};
 use crate::model::{ModuleKind, Program};
 use crate::plan::parallel::{Fsdp2, MixedPrecision, Reshard};
+use crate::plan::{Package, Stack};
 use parameter::{Parameter, shard};
 
 /// Where a unit is in a step (`TrainingState`).
@@ -64,6 +66,12 @@ pub(super) struct FullyShard {
     reduces: Cell<bool>,
     /// Whether parameters go back to shards after it (`set_reshard_after_backward`).
     reshards: Cell<bool>,
+    /// Whether what a reduction reads is made on its stream and freed when it has begun (before torch 2.5), or on the default stream
+    /// and kept until the next one.
+    reads_apart: bool,
+    /// Whether what a pipeline's last reduction reads stays until the next step's first (before torch 2.7, whose
+    /// `backward_maybe_with_nosync` ends a stage's backward pass as any other ends).
+    lingers: bool,
     /// What gathers, reductions and reductions over copies run on.
     streams: Cell<[Stream; 3]>,
     /// The flat buffer that the next gather's copy-out releases.
@@ -79,7 +87,7 @@ pub(super) fn wrap(
     torch: &mut Torch,
     program: &Program,
     mut loaded: Loaded,
-    options: &Fsdp2,
+    (options, stack): (&Fsdp2, &Stack),
     (world, replicas): (u64, u64),
 ) -> (Loaded, Rc<FullyShard>, Vec<OnHost>) {
     let members = members::of(program, &loaded);
@@ -147,6 +155,8 @@ pub(super) fn wrap(
         types: options.mixed_precision,
         reduces: Cell::new(true),
         reshards: Cell::new(true),
+        reads_apart: stack.before(Package::Torch, 2, 5, 0),
+        lingers: stack.before(Package::Torch, 2, 7, 0),
         streams: Cell::new([Stream::Gather, Stream::Reduce, Stream::AllReduce]),
         last_flat: RefCell::default(),
         last_reduction: RefCell::default(),
@@ -359,11 +369,12 @@ impl FullyShard {
         drop(self.last_reduction.take());
         drop(unit.all_reduced.take());
         let elements: u64 = with_gradient.iter().map(|(p, _)| p.shard.elements()).sum();
-        let input = torch.flat("reduce-scatter input", elements * self.world, reduce, Stream::Default);
+        let [_, mut last, over_copies] = self.streams.get();
+        let on = if self.reads_apart { last } else { Stream::Default };
+        let input = torch.flat("reduce-scatter input", elements * self.world, reduce, on);
         let receivers: Vec<&Rc<Leaf>> = with_gradient.iter().filter_map(|(p, _)| p.shard_leaf.as_ref()).collect();
         // The name of a loop over the gradients (`foreach_reduce`) stays bound to the last until the reduction returns.
         let last_of_loop = with_gradient.into_iter().next_back().filter(|_| self.world > 1);
-        let [_, mut last, over_copies] = self.streams.get();
         let mut output = torch.flat("reduce-scatter output", elements, reduce, last);
         if self.replicas > 1 {
             *unit.all_reduced.borrow_mut() = Some(output.clone());
@@ -381,7 +392,7 @@ impl FullyShard {
             }
         }
         drop(last_of_loop);
-        *self.last_reduction.borrow_mut() = Some(input);
+        *self.last_reduction.borrow_mut() = Some(input).filter(|_| !self.reads_apart);
     }
 }
 

@@ -149,7 +149,7 @@ impl<'a> Spread<'a> {
             By::Fsdp2(options) => {
                 let options =
                     Fsdp2 { wrap: Wrap::Root, reshard_root: options.reshard_after_forward, ..options.clone() };
-                let (loaded, engine, _) = fsdp2::wrap(torch, program, loaded, &options, over);
+                let (loaded, engine, _) = fsdp2::wrap(torch, program, loaded, (&options, &plan.stack), over);
                 (loaded, Some(engine))
             }
             By::Deepspeed(options) if options.zero.stage == 3 => {
@@ -181,7 +181,7 @@ impl<'a> Spread<'a> {
                 (loaded, engine, on_host)
             }
             By::Fsdp2(options) => {
-                let (loaded, engine, on_host) = fsdp2::wrap(torch, program, loaded, options, over);
+                let (loaded, engine, on_host) = fsdp2::wrap(torch, program, loaded, (options, &plan.stack), over);
                 (loaded, engine, on_host)
             }
         };

@@ -47,7 +47,9 @@ impl Staged for FullyShard {
         for at in self.in_order() {
             self.post_backward(torch, at);
         }
+        let last = self.last_reduction.take().filter(|_| self.lingers);
         self.after_backward(torch);
+        *self.last_reduction.borrow_mut() = last;
     }
 
     fn gather_all(&self, torch: &mut Torch) {

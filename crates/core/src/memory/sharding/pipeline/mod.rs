@@ -1,7 +1,8 @@
 //! One rank of a pipeline of `torch.distributed.pipelining`: its stages, what they receive, and the schedule they run by.
 //!
-//! Follows torch/distributed/pipelining/{stage,schedules}.py of torch 2.11. What is sent is freed when nothing holds it any
-//! more; NCCL may hold it until the send is over.
+//! Follows torch/distributed/pipelining/{stage,schedules}.py of torch 2.11 with `return_outputs=False`, which came with 2.10. Before it
+//! (read in 2.5 to 2.9) a step kept outputs and gradients of what was received until the next one began, and hooks alone gathered
+//! parameters. What is sent is freed when nothing holds it any more; NCCL may hold it until the send is over.
 
 mod stages;
 mod turns;
@@ -28,7 +29,7 @@ use crate::memory::train::{self, Passes};
 use crate::model::op::{Op, ValueId};
 use crate::model::{Program, Shape, Step};
 use crate::plan::parallel::{Fsdp2, Mesh, Parallel, Schedule, TensorForm};
-use crate::plan::{PlanError, TrainPlan};
+use crate::plan::{Package, PlanError, TrainPlan};
 
 /// A stage that is loaded.
 struct Stage {
@@ -43,6 +44,8 @@ struct Stage {
     /// What went forward and has not come back (`fwd_cache`).
     outputs: Vec<Option<Tensor>>,
     losses: Vec<Option<Tensor>>,
+    /// Whether outputs are kept (`output_chunks`), to be joined in the end: of the last stage before torch 2.10, of every one before 2.8.
+    keeps: bool,
 }
 
 /// A pipeline of a plan.
@@ -66,8 +69,9 @@ impl PipelineOf<'_> {
         let stack = Stack::of(program)?;
         let ranges = pipeline.split(stack.len(), pp)?;
         let own = pipeline.stages_of(rank, pp).into_iter();
-        let cuts = own.map(|index| stack.cut(&ranges[index as usize])).collect::<Result<Vec<Cut>, PlanError>>()?;
+        let cuts = own.map(|place| stack.cut(&ranges, place as usize)).collect::<Result<Vec<Cut>, PlanError>>()?;
         let ways = changes.split.as_ref().filter(|split| split.sequence).map_or(1, |split| split.ways);
+        let before = |minor| plan.stack.before(Package::Torch, 2, minor, 0);
         let mut wrapped = Vec::new();
         for cut in cuts {
             let loaded = load::model(torch, &cut.program, plan, changes.clone());
@@ -77,7 +81,8 @@ impl PipelineOf<'_> {
                     (loaded, alone)
                 }
                 over => {
-                    let (loaded, engine, _) = fsdp2::wrap(torch, &cut.program, loaded, self.options, over);
+                    let (loaded, engine, _) =
+                        fsdp2::wrap(torch, &cut.program, loaded, (self.options, &plan.stack), over);
                     (loaded, engine)
                 }
             };
@@ -97,11 +102,17 @@ impl PipelineOf<'_> {
             let runner = Rc::new(bind(&cut.program, loaded.parameters).hooked(Rc::clone(&engine).hooks()));
             engine.be_stage(stages.len() as u8);
             let (received, gradients, outputs, losses) = Default::default();
-            stages.push(Stage { cut, runner, loss, engine, received, gradients, outputs, losses });
+            let keeps = before(8) || loss.is_some() && before(10);
+            stages.push(Stage { cut, runner, loss, engine, received, gradients, outputs, losses, keeps });
         }
         let place = PipelineRank { rank, ranks: pp, chunks: pipeline.per_rank(), micro_batches: micro };
-        let actions = place.torch(pipeline.schedule)?;
-        let rank = Rank { actions, schedule: pipeline.schedule, micro, ways, settings, stages, _beside: beside };
+        let (schedule, kept) = (pipeline.schedule, Vec::new());
+        let keeps_gradients = before(10);
+        let by_hooks = schedule.is_single() || before(10);
+        let mut actions = place.torch(schedule)?;
+        actions.retain(|action| !by_hooks || !matches!(action, Action::Gather(_) | Action::Scatter(_)));
+        let rank =
+            Rank { actions, schedule, by_hooks, keeps_gradients, micro, ways, settings, stages, kept, _beside: beside };
         Ok((rank, Rc::new(Together { trained })))
     }
 }
@@ -193,10 +204,16 @@ impl Stage {
 pub(in crate::memory) struct Rank {
     actions: Vec<Action>,
     schedule: Schedule,
+    /// Whether hooks alone gather parameters: with one stage, and before torch 2.10 with several.
+    by_hooks: bool,
+    /// Whether gradients of what was received are kept (before torch 2.10).
+    keeps_gradients: bool,
     micro: u64,
     ways: u64,
     settings: Settings,
     stages: Vec<Stage>,
+    /// What is kept until the next step begins (`clear_runtime_states`).
+    kept: Vec<Tensor>,
     _beside: Vec<Tensor>,
 }
 
@@ -217,8 +234,13 @@ impl Rank {
     fn step(&mut self, torch: &mut Torch) -> Result<(), PlanError> {
         // Names of the schedule's own: the last output and the last gradient that was sent.
         let (mut output, mut sent): (Option<Tensor>, Option<Tensor>) = (None, None);
-        let (single, keeps_sent) = (self.schedule.is_single(), self.schedule == Schedule::OneForwardOneBackward);
-        let mut turns = Turns::of(self.schedule, &self.actions, self.micro);
+        let (by_hooks, keeps_sent) = (self.by_hooks, self.schedule == Schedule::OneForwardOneBackward);
+        let kept = &mut self.kept;
+        kept.clear();
+        let mut joined = None;
+        // What is kept grows from turn to turn.
+        let alike = !self.keeps_gradients;
+        let mut turns = if alike { Turns::of(self.schedule, &self.actions, self.micro) } else { None };
         let mut at = 0;
         while let Some(&action) = self.actions.get(at) {
             let stage = &mut self.stages[action.chunk()];
@@ -231,29 +253,32 @@ impl Rank {
             at += 1;
             match action {
                 Action::Forward { micro, .. } => {
-                    if !single {
+                    if !by_hooks {
                         stage.engine.wait_for_all(torch);
                     }
                     let given = stage.received.get(micro as usize).map(|(tensor, _)| tensor.clone());
                     let made = stage.forward(torch, given);
                     stage.outputs[micro as usize] = made.clone();
+                    kept.extend(made.iter().filter(|_| stage.keeps).map(Tensor::detached));
                     if let (Some(runner), Some(logits)) = (&stage.loss, &made) {
                         let loss = runner.forward_from(torch, Some((stage.cut.output, logits.clone())));
                         stage.losses[micro as usize] = loss.into_iter().next();
+                        joined = stage.keeps.then_some((logits.shape, logits.dtype));
                     }
-                    if single {
+                    if by_hooks {
                         output = made;
                     }
                 }
                 Action::Backward { micro, .. } => {
-                    if !single {
+                    if !by_hooks {
                         stage.engine.wait_for_all(torch);
                     }
                     if !keeps_sent {
                         drop(sent.take());
                     }
                     let gradient = stage.backward(torch, micro as usize);
-                    sent = gradient.filter(|_| single);
+                    kept.extend(gradient.iter().filter(|_| self.keeps_gradients).cloned());
+                    sent = gradient.filter(|_| by_hooks);
                 }
                 Action::Gather(_) => stage.engine.gather_all(torch),
                 Action::Scatter(_) => stage.engine.scatter_all(),
@@ -264,6 +289,10 @@ impl Rank {
             }
         }
         drop((output, sent));
+        if let Some((shape, dtype)) = joined {
+            // `merge_chunks`; nobody takes what is returned.
+            drop(torch.fresh("cat", shape.with(0, shape.size(0).saturating_mul(self.micro)), dtype));
+        }
         self.stages.iter_mut().for_each(|stage| stage.losses.fill(None));
         torch.drop_graph(0);
         Ok(())

@@ -134,10 +134,10 @@ impl<'a> Stack<'a> {
         modules.flat_map(|module| module.parameters.iter().copied()).collect()
     }
 
-    /// The stage that has these layers.
-    pub(super) fn cut(&self, layers: &Range<u64>) -> Result<Cut, PlanError> {
-        let (from, to) = (layers.start as usize, layers.end as usize);
-        let (first, last) = (from == 0, to == self.layers.len());
+    /// The stage of a place; one at an end may have no layers.
+    pub(super) fn cut(&self, stages: &[Range<u64>], place: usize) -> Result<Cut, PlanError> {
+        let (from, to) = (stages[place].start as usize, stages[place].end as usize);
+        let (first, last) = (place == 0, place + 1 == stages.len());
         let begin = self.layers.get(from).map_or(self.last(), |layer| layer.start);
         let end =
             to.checked_sub(1).and_then(|layer| self.layers.get(layer)).map_or(begin, |layer| layer.end).max(begin);
@@ -163,7 +163,7 @@ impl<'a> Stack<'a> {
         let after = if last { self.loss + 1 } else { self.last() };
         steps.extend(self.program.steps[after..].iter().filter(|step| matches!(step, Step::Exit(_))).cloned());
         let mut program = Program { steps, ..self.program.clone() };
-        self.keep(&mut program, layers, (first, last));
+        self.keep(&mut program, &stages[place], (first, last));
         Ok(Cut { program, input: (!first).then(|| self.hidden[from]), output, loss })
     }
 

@@ -2,7 +2,8 @@
 
 use super::super::table::{Row, Sense};
 
-pub(super) const FLOAT8: &str = "products in 8 bits and fewer are not simulated: those in bf16 are, which keep more";
+pub(super) const FLOAT8: &str =
+    "such products in 8 bits and fewer are not simulated: those in bf16 are, which keep more";
 
 pub(super) const EXPERTS: &str = "experts are simulated in FSDP's shards, gathered a whole layer at a time, which is more; --engine megatron \
                        deals them out over cards";
@@ -57,9 +58,10 @@ pub(super) const KEYS: &[Row] = &[
         ),
     ),
     Row(
-        "model.converters training.fp8_linear float8.enable_float8_linear quantize.* float8.* mx.*",
-        Sense::Said(FLOAT8),
+        "model.converters training.fp8_linear float8.enable_float8_linear quantize.linear.float8.* float8.*",
+        Sense::Read("float8, parallel.engine.fsdp2.float8_gather"),
     ),
+    Row("quantize.* mx.*", Sense::Said(FLOAT8)),
     Row(
         "parallelism.enable_async_tensor_parallel experimental.enable_async_tensor_parallel \
          parallelism.enable_fsdp_symm_mem",

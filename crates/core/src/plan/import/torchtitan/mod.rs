@@ -3,6 +3,7 @@
 //! config/job_config.py.
 
 mod debug;
+mod float8;
 mod keys;
 
 use serde_json::{Value, json};
@@ -82,6 +83,7 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
     optimizer(&mut reader);
     loss(&mut reader);
     compiled(&mut reader, &family, model.as_deref());
+    float8::read(&mut reader);
     if let Some(norm) = reader.real("training.max_norm") {
         reader.set("clip", norm > 0.0);
     } else {
@@ -94,18 +96,9 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
 fn model(reader: &mut Reader<'_>, beside: &Beside<'_>) -> (Option<String>, String, Option<Value>) {
     let named = reader.text("hf_transformers.model").or_else(|| reader.text("hf_model")).map(str::to_owned);
     let spec = reader.get("model_spec").cloned().unwrap_or_default();
-    if spec.get("converters").is_some_and(|list| !super::table::is_off(list)) {
-        let all: Vec<&str> = spec["converters"].as_array().into_iter().flatten().filter_map(called).collect();
-        if all.iter().any(|name| !name.contains("LoRA")) {
-            reader.say("model_spec.converters", keys::FLOAT8);
-        }
-        let adapter = spec["converters"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .find(|one| called(one).is_some_and(|name| name.contains("LoRA")));
-        adapter.into_iter().for_each(|adapter| lora(reader, adapter));
-    }
+    let mut converters = spec["converters"].as_array().into_iter().flatten();
+    let adapter = converters.find(|one| called(one).is_some_and(|name| name.contains("LoRA")));
+    adapter.into_iter().for_each(|adapter| lora(reader, adapter));
     if let Some(how) = spec.get("attn_backend").and_then(Value::as_str) {
         reader.set("attention", if how.starts_with("flex") { "flex" } else { "sdpa" });
         if how == "varlen" {

@@ -69,3 +69,53 @@ fn models_of_its_own_tests_have_their_sizes() {
     let other = of("gpt_oss", "debugmodel");
     assert!(other.model.is_none() && other.config.is_none() && other.notes.join(" ").contains("gpt_oss debugmodel"));
 }
+
+#[test]
+fn float8_is_read_in_all_its_places() {
+    let of = |over: Value| {
+        let mut file = json!({"model": {"name": "llama3", "flavor": "405B"}, "training": {"local_batch_size": 2}, "compile": {"enable": true}});
+        for (key, part) in over.as_object().unwrap() {
+            for (name, value) in part.as_object().unwrap() {
+                file[key][name] = value.clone();
+            }
+        }
+        let read = read(&file, &Beside::default()).unwrap();
+        let at =
+            |place: &str| read.changes.iter().rev().find(|(known, _)| known == place).map(|(_, value)| value.clone());
+        (at("float8"), at("parallel.engine.fsdp2.float8_gather"), read.unsimulated.join(" "))
+    };
+    let converters = |names: Value| json!({"converters": names});
+    let (tensors, rows, on) = (Some(json!("tensorwise")), Some(json!("rowwise")), Some(json!(true)));
+    for (over, float8, gather) in [
+        // December 2024's file for the 405B, and its successors.
+        (json!({"float8": {"enable_float8_linear": true, "enable_fsdp_float8_all_gather": true}}), &tensors, &on),
+        (json!({"model": converters(json!(["float8"])), "float8": {"recipe_name": "rowwise"}}), &rows, &None),
+        (
+            json!({"model": converters(json!("quantize.linear.float8")),
+                   "quantize": {"linear": {"float8": {"enable_fsdp_float8_all_gather": true, "filter_fqns": ["output"]}}}}),
+            &tensors,
+            &on,
+        ),
+        (json!({"training": {"fp8_linear": "dynamic"}}), &tensors, &None),
+        (
+            json!({"model_spec": {"converters": [{crate::source::python::CALL: "Float8LinearConverter.Config", "filter_fqns": ["lm_head"]}]}}),
+            &rows,
+            &None,
+        ),
+        (json!({"training": {"fp8_linear": ""}}), &None, &None),
+        (json!({"float8": {"enable_fsdp_float8_all_gather": true}}), &None, &None),
+    ] {
+        let (found, gathers, notes) = of(over.clone());
+        assert_eq!((&found, &gathers), (float8, gather), "{over}");
+        assert!(!notes.contains("8 bits and fewer"), "{over}: {notes}");
+    }
+    // Not compiled, of another recipe, or of another kind: bf16, and it is said.
+    for over in [
+        json!({"compile": {"enable": false}, "model": converters(json!(["float8"]))}),
+        json!({"model": converters(json!(["float8"])), "float8": {"recipe_name": "rowwise_with_gw_hp"}}),
+        json!({"model": converters(json!(["quantize.linear.mx"]))}),
+    ] {
+        let (found, _, notes) = of(over.clone());
+        assert!(found.is_none() && notes.contains("8 bits and fewer"), "{over}: {notes}");
+    }
+}
