@@ -500,6 +500,9 @@ fn vllm_loads_more_than_is_stored() {
     let sparse = ServePlan { quantization: Some("fp8".into()), ..of("0.20.0", "h200", 8) };
     assert!((weights("zai-org/GLM-5", sparse) / 89.39 - 1.0).abs() < 0.004);
     let packed = |method: &str| ServePlan { quantization: Some(method.into()), ..of("0.20.0", "rtx5090", 1) };
-    // A nibble and half a byte for 16 of them, a table and a head of 1.16 GiB.
+    // A nibble, a byte for 16 of them, a table and a head of 1.16 GiB.
     assert!((weights("Qwen/Qwen3-8B", packed("nvfp4")) - 5.97).abs() < 0.05);
+    // Hopper's kernel keeps GPTQ's zeros and order (b55).
+    let kept = ServePlan { quantization: Some("gptq".into()), ..of("0.19.0", "h100", 1) };
+    assert!((weights("meta-llama/Llama-3.1-8B-Instruct", kept) - 5.38).abs() < 0.01);
 }

@@ -52,6 +52,7 @@ impl Draft {
                     layers: [0, count],
                     ends: [true, true],
                     tiles: load::Tiles::of(&plan.card),
+                    hopper: plan.card.is_hopper(),
                     machete: rules(&plan.version).awq_machete && plan.card.is_hopper(),
                     swizzle: load::Swizzle::of(&plan.card, &rules(&plan.version)),
                 };

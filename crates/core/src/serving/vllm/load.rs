@@ -54,7 +54,9 @@ pub(super) struct Rank {
     pub(super) ends: [bool; 2],
     /// What kernels for experts in MXFP4 are padded to.
     pub(super) tiles: Tiles,
-    /// Whether matrices in four bits run in Hopper's own kernel.
+    /// Whether GPTQ runs in Hopper's own kernel.
+    pub(super) hopper: bool,
+    /// Whether AWQ does, too.
     pub(super) machete: bool,
     /// How Triton has experts in MXFP4.
     pub(super) swizzle: Swizzle,
@@ -240,7 +242,7 @@ fn pieces(model: &ServedModel, rank: Rank) -> Vec<Piece> {
         let module = tensor.module();
         let fused = FUSED.iter().find(|(part, _)| *part == module).map(|(_, whole)| *whole);
         let name = fused.map_or_else(|| tensor.name.clone(), |whole| tensor.name.replace(module, whole));
-        let parts = on_card(&tensor.parts, rank.machete);
+        let parts = on_card(tensor, rank);
         let parts: Vec<u64> = parts.into_iter().map(|part| own_share(model, tensor, part, rank)).collect();
         // Triton's experts have biases in fp32 (`convert_gpt_oss_weight_to_mxfp4_moe_kernel_format`).
         let single = rank.swizzle != Swizzle::None
@@ -272,13 +274,14 @@ fn pieces(model: &ServedModel, rank: Rank) -> Vec<Piece> {
 
 /// What stays of a matrix when it is loaded. GPTQ's zeros, all alike, and its order of inputs are let go by the kernel that
 /// runs it (`process_weights_after_loading` of gptq_marlin.py: `marlin_make_empty_zp`, `marlin_make_empty_g_idx`).
-/// AWQ's zeros are unpacked to 16 bits by the kernel for Hopper (`transform_w_zp` of machete.py).
-fn on_card(parts: &[u64], machete: bool) -> Vec<u64> {
-    match *parts {
+/// The kernel for Hopper keeps both, and unpacks AWQ's zeros to 16 bits (`transform_w_zp` of machete.py).
+fn on_card(tensor: &ServedTensor, rank: Rank) -> Vec<u64> {
+    let kept = rank.hopper && tensor.division != Division::Experts;
+    match tensor.parts[..] {
         // Others have as many parts, whose second is scales: NVFP4, compressed-tensors.
-        [packed, zeros, scales, _] if zeros < scales => vec![packed, scales],
-        [packed, zeros, scales] if machete && zeros < scales => vec![packed, scales, scales],
-        _ => parts.to_vec(),
+        [packed, zeros, scales, _] if zeros < scales && !kept => vec![packed, scales],
+        [packed, zeros, scales] if rank.machete && zeros < scales => vec![packed, scales, scales],
+        _ => tensor.parts.clone(),
     }
 }
 

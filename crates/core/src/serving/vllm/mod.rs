@@ -159,10 +159,20 @@ impl VllmPlan {
         let ends = [stage == 0, stage + 1 == stages];
         let experts = tensor.saturating_mul(self.data_parallel.max(1));
         let tiles = load::Tiles::of(&self.card);
-        let machete = rules.awq_machete && self.card.is_hopper();
+        let hopper = self.card.is_hopper();
+        let machete = rules.awq_machete && hopper;
         let swizzle = load::Swizzle::of(&self.card, &rules);
-        let rank =
-            load::Rank { tensor, experts, whole_experts: self.expert_parallel, layers, ends, tiles, machete, swizzle };
+        let rank = load::Rank {
+            tensor,
+            experts,
+            whole_experts: self.expert_parallel,
+            layers,
+            ends,
+            tiles,
+            hopper,
+            machete,
+            swizzle,
+        };
         let sampled = if ends[1] { sequences } else { 0 };
         let batch = profile::Batch { sequences: sampled, tokens: batched, length };
         let second = second::runs(model, &rules);
