@@ -436,6 +436,25 @@ fn vllm_profiles_images_and_videos() {
     assert!(activations(131_072 - 3072, false) > 3 * activations(32_768, true));
 }
 
+/// 576 elements of 16 bits end at no multiple of 256 bytes, 640 do (0.7.2 and 0.7.3).
+#[test]
+fn vllm_0_7_fills_latents_up() {
+    let tokens = |version: &str| {
+        let (version, kv_cache_memory_bytes) = (Some(version.into()), Some(1 << 34));
+        let tensor_parallel_size = Some(8);
+        let plan = ServePlan {
+            version,
+            tensor_parallel_size,
+            kv_cache_memory_bytes,
+            gpu: card("h200"),
+            ..ServePlan::default()
+        };
+        pool("deepseek-ai/DeepSeek-R1", &plan).cache_tokens
+    };
+    let blocks = |elements: u64| (1 << 34) / (61 * elements * 2 * 16) * 16;
+    assert_eq!([tokens("0.7.3"), tokens("0.8.0")], [blocks(640), blocks(576)]);
+}
+
 /// Qwen 3's tables have slots since 0.16, and a tied head's once more until 0.28: 12.49 GiB with 64 of rank 16 (e18).
 #[test]
 fn vllm_has_slots_for_tables() {

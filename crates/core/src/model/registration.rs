@@ -85,16 +85,17 @@ impl<'a> Walk<'a> {
         }
         let mut last: Option<(Vec<(usize, &str)>, usize)> = None;
         for (_, members) in children {
-            let from = self.order.len();
+            let own = self.order.len();
             match last.as_ref().and_then(|(like, from)| Some((*from, self.step(like, &members)?))) {
                 // A layer like the one before it.
                 Some((from, by)) => {
                     let again = from..from + members.len();
-                    self.order.extend(self.order[again].to_vec().into_iter().map(|id| ParameterId(id.0 + by)));
+                    self.order.extend_from_within(again);
+                    self.order[own..].iter_mut().for_each(|id| id.0 += by);
                 }
                 None => self.module(&members),
             }
-            last = Some((members, from));
+            last = Some((members, own));
         }
     }
 

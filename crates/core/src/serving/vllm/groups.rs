@@ -154,7 +154,13 @@ fn kinds(model: &ServedModel, terms: Terms, rules: &Rules) -> Vec<Layers> {
     for layer in &model.layers {
         let layer = if layer.caches.is_empty() { like.unwrap_or(layer) } else { layer };
         // Index keys lie in the page of their layer.
-        let grown: u64 = layer.caches.iter().map(|cache| per_token(cache, element, terms.ranks)).sum();
+        let grown = layer.caches.iter().map(|cache| match cache.kind {
+            CacheKind::Latent { .. } => {
+                element.size((cache.key_dim + cache.value_dim).next_multiple_of(rules.latent_entry))
+            }
+            _ => per_token(cache, element, terms.ranks),
+        });
+        let grown: u64 = grown.sum();
         let window = layer.caches.iter().find_map(|cache| match cache.kind {
             CacheKind::Sliding(window) if !flat => Some(window),
             _ => None,

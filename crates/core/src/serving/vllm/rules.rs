@@ -43,6 +43,8 @@ pub struct Rules {
     pub checkpoints: bool,
     /// Blocks of hybrids with latent attention are whole multiples of this.
     pub latent_step: u64,
+    /// Elements of a token's latent fill whole multiples of this.
+    pub latent_entry: u64,
     /// Whether the printed token count is concurrency times the longest sequence (else blocks per group times block).
     pub tokens_by_concurrency: bool,
     /// Rows that adapters may add to the vocabulary, for which the tables' slots have room.
@@ -151,6 +153,7 @@ const OLDEST: Rules = Rules {
     states_kept: false,
     checkpoints: false,
     latent_step: 16,
+    latent_entry: 1,
     tokens_by_concurrency: false,
     lora_extra_vocabulary: 256,
     adapts_qwen3: false,
@@ -185,6 +188,12 @@ const V0_6_6: Rules = Rules {
     chunk: 2048,
     source: "vllm/config.py of v0.6.6: chunks of 2048 tokens, 512 in v0.6.0",
     ..V0_6_5
+};
+const V0_7_2: Rules = Rules {
+    since: [0, 7, 2],
+    latent_entry: 128,
+    source: "vllm/worker/cache_engine.py of v0.7.2 and v0.7.3: `align_to_256bytes` of the model's type; gone in v0.8.0",
+    ..V0_6_6
 };
 const V0_8_0: Rules = Rules {
     since: [0, 8, 0],
@@ -362,8 +371,8 @@ const V0_32_0: Rules = Rules {
 /// From new to old.
 pub const RULES: &[Rules] = &[
     V0_32_0, V0_28_0, V0_27_0, V0_26_0, V0_25_0, V0_24_0, V0_22_0, V0_21_0, V0_20_1, V0_20_0, V0_18_0, V0_17_0,
-    V0_16_0, V0_15_0, V0_14_0, V0_13_0, V0_12_0, V0_11_1, V0_11_0, V0_10_1, V0_9_1, V0_9_0, V0_8_4, V0_8_0, V0_6_6,
-    V0_6_5, OLDEST,
+    V0_16_0, V0_15_0, V0_14_0, V0_13_0, V0_12_0, V0_11_1, V0_11_0, V0_10_1, V0_9_1, V0_9_0, V0_8_4, V0_8_0, V0_7_2,
+    V0_6_6, V0_6_5, OLDEST,
 ];
 
 /// What kernels loaded lazily take by the time of the profile run, per multiprocessor of the card: 0.13 GiB on an H100 (132 of
