@@ -503,6 +503,11 @@ fn vllm_compiles_when_it_first_starts() {
     assert!((lost("Qwen/Qwen3-4B", Some(64)) - 0.94).abs() < 0.08, "{}", lost("Qwen/Qwen3-4B", Some(64)));
     // A model with an encoder is given embeddings.
     assert_eq!(held("google/gemma-3-4b-it", true, None), held("google/gemma-3-4b-it", false, None));
+    let told = |enforce_eager: bool| {
+        let plan = ServePlan { compile_cache: true, enforce_eager, gpu: card("h100"), ..ServePlan::default() };
+        pool("Qwen/Qwen3-8B", &plan).notes.iter().any(|note| note.contains("changes nothing"))
+    };
+    assert_eq!([told(true), told(false)], [true, false]);
 }
 
 /// Qwen3-VL has buffers for what its encoder adds to three layers (f1, g24), copies of latent projections are in 16 bits and indexers

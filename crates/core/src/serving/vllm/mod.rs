@@ -233,6 +233,11 @@ impl VllmPlan {
         };
         budget.fits &= budget.missing == 0;
         budget.parts = parts;
+        if self.compiled_before && !self.compiles(model, &rules) {
+            budget.notes.push(
+                "--compile-cache changes nothing: a first start of this kind holds no more than a later one".into(),
+            );
+        }
         if first > profiled {
             let more = (first - profiled) as f64 / f64::from(1u32 << 30);
             budget.notes.push(format!("a first start, which compiles; one that finds what it compiled (--compile-cache) has {more:.2} GiB more for the cache"));

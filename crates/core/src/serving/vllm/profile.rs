@@ -81,12 +81,17 @@ impl VllmPlan {
         text.max(encoder).saturating_add(workspace)
     }
 
+    /// Whether a first start holds more than a later one.
+    pub(super) fn compiles(&self, model: &ServedModel, rules: &Rules) -> bool {
+        rules.benchmarks && !self.enforce_eager && !model.multimodal
+    }
+
     /// What a first start holds while it compiles: what the kernel reads that looks words up, made once more, and its output. Tensors
     /// of kernels that inductor tries out are made at random (`benchmark_fused_nodes` and `benchmark_combo_kernel` of torch's
     /// scheduler.py). By its size in pairs of logs (g1 and g2, d4, e17 and e27 of truth/external/found, in all of which the rest is
     /// the same). With encoders the model is given embeddings instead.
     pub(super) fn compiling(&self, model: &ServedModel, rules: &Rules, batch: Batch, rank: load::Rank) -> u64 {
-        if !rules.benchmarks || self.enforce_eager || self.compiled_before || model.multimodal {
+        if self.compiled_before || !self.compiles(model, rules) {
             return 0;
         }
         load::table(model, rank, rules, self.lora).saturating_add(two(batch.tokens, model.hidden))
