@@ -154,13 +154,7 @@ fn kinds(model: &ServedModel, terms: Terms, rules: &Rules) -> Vec<Layers> {
     for layer in &model.layers {
         let layer = if layer.caches.is_empty() { like.unwrap_or(layer) } else { layer };
         // Index keys lie in the page of their layer.
-        let grown = layer.caches.iter().map(|cache| match cache.kind {
-            CacheKind::Latent { .. } => {
-                element.size((cache.key_dim + cache.value_dim).next_multiple_of(rules.latent_entry))
-            }
-            _ => per_token(cache, element, terms.ranks),
-        });
-        let grown: u64 = grown.sum();
+        let grown: u64 = layer.caches.iter().map(|cache| per_token(&filled(*cache, rules), element, terms.ranks)).sum();
         let window = layer.caches.iter().find_map(|cache| match cache.kind {
             CacheKind::Sliding(window) if !flat => Some(window),
             _ => None,
@@ -174,6 +168,17 @@ fn kinds(model: &ServedModel, terms: Terms, rules: &Rules) -> Vec<Layers> {
         }
     }
     kinds
+}
+
+/// A token's entry as it is laid out: latents fill whole multiples.
+fn filled(cache: CacheUpdate, rules: &Rules) -> CacheUpdate {
+    match cache.kind {
+        CacheKind::Latent { .. } => {
+            let elements = (cache.key_dim + cache.value_dim).next_multiple_of(rules.latent_entry);
+            CacheUpdate { key_dim: elements, value_dim: 0, ..cache }
+        }
+        _ => cache,
+    }
 }
 
 /// A layer's state: the convolution's in the model's type, a position longer per guessed token, the rest as the config
