@@ -223,6 +223,8 @@ pub(super) struct Likes {
     of: Vec<Option<u32>>,
     /// The order of the shallow step's events.
     pattern: Vec<(u8, u32)>,
+    /// What the shallow step's storages took.
+    bytes: Vec<u64>,
 }
 
 impl Likes {
@@ -256,26 +258,35 @@ impl Likes {
             of[number as usize] = Some(found);
         }
         // All that the shallow model makes has someone it stands for.
-        (seen.len() == made.len()).then(|| Self { of, pattern: few.pattern().collect() })
+        let bytes = || few.log.storages[few.storages.clone()].iter().map(|info| info.bytes).collect();
+        (seen.len() == made.len()).then(|| Self { of, pattern: few.pattern().collect(), bytes: bytes() })
     }
 
-    /// Reads what the storages of another step of the whole take; false where the shallow one's goes another way.
-    pub(super) fn read(&self, few: &StepOf, sizes: &mut Vec<Option<StorageInfo>>) -> bool {
+    /// Reads which storages of another step of the whole take something else; false where the shallow one's goes another way.
+    pub(super) fn read(&self, few: &StepOf, sizes: &mut Vec<Size>) -> bool {
         let same = few.pattern().eq(self.pattern.iter().copied());
         if same {
+            let changed = |number: u32| few.info(number).bytes != self.bytes[number as usize];
+            let changed: Vec<bool> = (0..self.bytes.len() as u32).map(changed).collect();
+            let likes = (0..).zip(&self.of).filter_map(|(number, like)| Some((number, (*like)?)));
             sizes.clear();
-            sizes.extend(self.of.iter().map(|like| like.map(|number| *few.info(number))));
+            sizes.extend(likes.filter(|(_, like)| changed[*like as usize]).map(|(number, like)| {
+                let StorageInfo { bytes, shape, .. } = *few.info(like);
+                Size { number, bytes, shape }
+            }));
         }
         same
     }
 
     /// Whether a step of the whole takes what these say; what they say nothing of is as in the step that is known.
-    pub(super) fn agree(sizes: &[Option<StorageInfo>], known: &StepOf, whole: &StepOf) -> bool {
-        let same = |(number, size): (u32, &Option<StorageInfo>)| {
-            size.as_ref().unwrap_or_else(|| known.info(number)).bytes == whole.info(number).bytes
+    pub(super) fn agree(sizes: &[Size], known: &StepOf, whole: &StepOf) -> bool {
+        let mut sizes = sizes.iter().peekable();
+        let mut same = |number: u32| {
+            let other = sizes.next_if(|size| size.number == number).map(|size| size.bytes);
+            other.unwrap_or_else(|| known.info(number).bytes) == whole.info(number).bytes
         };
-        let like = sizes.len() == whole.storages.len() && known.pattern().eq(whole.pattern());
-        like && (0..).zip(sizes).all(same)
+        let like = known.storages.len() == whole.storages.len() && known.pattern().eq(whole.pattern());
+        like && (0..whole.storages.len() as u32).all(&mut same)
     }
 }
 

@@ -166,21 +166,23 @@ pub struct Log {
     pub folded: usize,
     /// Whether layers that were taken to be alike were not: then nothing of this is so.
     pub(super) misfolded: bool,
-    /// What comes again right behind itself.
-    pub again: Option<Again>,
+    /// Ranges of events that are like one before them, in order.
+    pub likes: Vec<Like>,
     /// Who is running now: stamped on new storages.
     context: Context,
 }
 
-/// Events that follow each other several times, but for the numbers of phases. All that they make they free, and nothing else.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Again {
+/// Events that are those of an earlier range, but for the numbers of phases and of some storages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Like {
     /// The first event.
     pub start: usize,
-    /// How many there are, once.
+    /// How many there are.
     pub events: usize,
-    /// How often they come.
-    pub times: usize,
+    /// Where the earlier range begins.
+    pub of: usize,
+    /// Storages that stand in the place of others there; where there are none, the range frees all that it makes, and nothing else.
+    pub others: Vec<(StorageId, StorageId)>,
 }
 
 /// Weights that a device map puts on the host, once for all cards.

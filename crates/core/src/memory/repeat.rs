@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::log::{Again, Event, Log, SharedLog, StorageId, StorageInfo};
+use super::log::{Event, Like, Log, Noted, SharedLog, StorageId, StorageInfo};
 use super::phase::Phase;
 use super::torch::Torch;
 use crate::plan::PlanError;
@@ -62,7 +62,6 @@ pub(super) fn first_step(log: &mut Log, start: Start, steps: u32) {
     let mut events = Vec::with_capacity(log.events.len() - start.event);
     events.extend(log.events[start.event..].iter().copied().filter(again));
     crate::work::repeat(events.len() * (steps as usize - 1));
-    log.again = Some(Again { start: log.events.len(), events: events.len(), times: steps as usize - 1 });
     write_steps(log, &events, 1..steps);
 }
 
@@ -79,7 +78,7 @@ pub(super) fn last_step(log: &mut Log, start: Start, later: Range<u32>) -> bool 
     }
     let events = log.events[start.event..].to_vec();
     crate::work::repeat(events.len() * later.len());
-    log.again = Some(Again { start: start.event, events: events.len(), times: later.len() + 1 });
+    log.likes.push(Like { start: log.events.len(), events: events.len(), of: start.event, others: Vec::new() });
     write_steps(log, &events, later);
     true
 }
@@ -89,8 +88,12 @@ fn write_steps(log: &mut Log, events: &[Event], steps: Range<u32>) {
     log.events.reserve(events.len() * steps.len());
     let phases = (0..).zip(events).filter(|(_, event)| matches!(event, Event::Phase(_)));
     let phases: Vec<usize> = phases.map(|(place, _)| place).collect();
-    for step in steps {
+    for (written, step) in steps.enumerate() {
         let begin = log.events.len();
+        if written > 0 {
+            let of = begin - events.len();
+            log.likes.push(Like { start: begin, events: events.len(), of, others: Vec::new() });
+        }
         log.events.extend_from_slice(events);
         for place in &phases {
             if let Event::Phase(phase) = &mut log.events[begin + place] {
@@ -189,19 +192,35 @@ pub(super) struct Tape<K> {
     repeats: bool,
     /// The first step leaves behind what stays.
     first: bool,
+    /// The last two steps that went the same way as one elsewhere: what a step hands on to the next lies in two places by turns.
+    lately: [Option<Written>; 2],
+}
+
+/// A step that was written down with storages of other sizes.
+struct Written {
+    /// Where it begins, and where the one began that it is like.
+    begin: usize,
+    of: usize,
+    /// What stands for each storage of that one.
+    numbers: Vec<u32>,
 }
 
 /// Who knows steps that were not run here.
 pub(super) trait Elsewhere<K> {
-    /// A step that went the same way, and what its storages take in this one.
+    /// A step that went the same way, and which of its storages take something else in this one, in order.
     fn step(&mut self, key: &K) -> Option<(&Template, &[Size])>;
 
     /// A step was run.
     fn ran(&mut self, log: &Log, key: &K, template: &Template);
 }
 
-/// What stands in the place of a storage of a step; where nothing does, it is as it was.
-pub(super) type Size = Option<StorageInfo>;
+/// A storage of a step that takes something else than before.
+pub(super) struct Size {
+    /// Its number in the step.
+    pub(super) number: u32,
+    pub(super) bytes: u64,
+    pub(super) shape: Noted,
+}
 
 /// A storage that the next step frees: what the simulation holds, and what stands for it in the log.
 #[derive(Clone, Copy)]
@@ -227,7 +246,7 @@ pub(super) struct Template {
 
 impl<K: Ord> Tape<K> {
     pub(super) fn new(repeats: bool) -> Self {
-        Self { known: BTreeMap::new(), carried: Vec::new(), repeats, first: true }
+        Self { known: BTreeMap::new(), carried: Vec::new(), repeats, first: true, lately: [None, None] }
     }
 
     /// Runs a step, or writes it down as it was when the same came before.
@@ -272,7 +291,10 @@ impl<K: Ord> Tape<K> {
                 log.events.reserve(like.events.len() * left.clamp(1, 1000));
                 log.storages.reserve(like.storages.len() * left.clamp(1, 1000));
             }
-            let template = like.write_anew(&mut log, &mut self.carried, (step, sizes));
+            let (template, written) = like.write_anew(&mut log, &mut self.carried, (step, sizes));
+            let [before, last] = std::mem::take(&mut self.lately);
+            log.likes.extend(before.and_then(|before| written.like(&before, template.events.len())));
+            self.lately = [last, Some(written)];
             self.known.insert(key, template);
             return Ok(());
         }
@@ -368,30 +390,34 @@ impl Template {
     }
 
     /// The same way with storages of other sizes; those of the same size come to life again.
-    fn write_anew(&self, log: &mut Log, carried: &mut [Carried], (step, sizes): (u32, &[Size])) -> Self {
-        let (begin, first, start) = (log.events.len(), log.storages.len(), self.storages.start);
+    fn write_anew(&self, log: &mut Log, carried: &mut [Carried], (step, sizes): (u32, &[Size])) -> (Self, Written) {
+        let (begin, first, start) = (log.events.len(), log.storages.len(), self.storages.start as u32);
         let mut outlives = vec![false; self.storages.len()];
         for place in &self.makes {
             if let Event::Allocate(id) = log.events[self.events.start + place] {
-                outlives[id.0 as usize - start] = true;
+                outlives[(id.0 - start) as usize] = true;
             }
         }
-        let mut numbers = Vec::with_capacity(self.storages.len());
-        for (at, (size, outlives)) in self.storages.clone().zip(sizes.iter().zip(outlives)) {
-            let mut info = log.storages[at];
-            let same = size.is_none_or(|size| size.bytes == info.bytes);
-            numbers.push(if same && !outlives { at } else { log.storages.len() } as u32);
-            if !same || outlives {
+        let mut sizes = sizes.iter().peekable();
+        let mut numbers: Vec<u32> = (start..self.storages.end as u32).collect();
+        for ((slot, number), outlives) in (0..).zip(&mut numbers).zip(outlives) {
+            let size = sizes.next_if(|size| size.number == slot);
+            if size.is_none() && !outlives {
+                continue;
+            }
+            let mut info = log.storages[*number as usize];
+            if outlives || size.is_some_and(|size| size.bytes != info.bytes) {
                 (info.bytes, info.shape) = size.map_or((info.bytes, info.shape), |size| (size.bytes, size.shape));
+                *number = log.storages.len() as u32;
                 log.storages.push(info);
             }
         }
         log.events.extend_from_within(self.events.clone());
         for event in &mut log.events[begin..] {
             if let Event::Allocate(id) | Event::Free(id) = event
-                && let Some(number) = (id.0 as usize).checked_sub(start)
+                && let Some(number) = numbers.get(id.0.wrapping_sub(start) as usize)
             {
-                id.0 = numbers[number];
+                id.0 = *number;
             }
         }
         for (place, slot) in &self.frees {
@@ -403,6 +429,17 @@ impl Template {
             }
         }
         self.write_phases(log, begin, step);
-        Self { events: begin..log.events.len(), storages: first..log.storages.len(), ..self.clone() }
+        let template = Self { events: begin..log.events.len(), storages: first..log.storages.len(), ..self.clone() };
+        (template, Written { begin, of: self.events.start, numbers })
+    }
+}
+
+impl Written {
+    /// How it is like a step before it, where most storages are the same.
+    fn like(&self, before: &Self, events: usize) -> Option<Like> {
+        let pairs = self.numbers.iter().zip(&before.numbers).filter(|(here, there)| here != there);
+        let others: Vec<_> = pairs.map(|(here, there)| (StorageId(*here), StorageId(*there))).collect();
+        let same = self.of == before.of && others.len() * 4 < self.numbers.len();
+        (same && !others.is_empty()).then_some(Like { start: self.begin, events, of: before.begin, others })
     }
 }

@@ -7,14 +7,16 @@ mod addresses;
 mod driver;
 mod expandable;
 mod free_list;
+mod known;
 mod pool;
-
-use std::ops::Range;
+mod run;
 
 use addresses::AddressSpace;
+use known::{Standing, Whereabouts};
 use pool::{BlockId, NONE, Pool};
+use run::Run;
 
-use super::log::{Event, Log, StorageId, Stream};
+use super::log::{Log, StorageId, Stream};
 use crate::plan::AllocatorOptions;
 
 /// What a phase did to memory, in bytes.
@@ -82,9 +84,10 @@ struct Allocator {
     requested: u64,
     capacity: Option<u64>,
     retries: u32,
-    /// How often the driver was asked for memory or got some back.
-    asked_driver: u64,
     space: AddressSpace,
+    /// How each pool stands, beside a range of events that it may have gone through before.
+    standing: Vec<Standing>,
+    whereabouts: Whereabouts,
 }
 
 /// A storage: what was asked for, that rounded up, its pool, and its block while it lives.
@@ -109,8 +112,9 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
         requested: 0,
         capacity: None,
         retries: 0,
-        asked_driver: 0,
         space: AddressSpace::new(options.addresses),
+        standing: Vec::new(),
+        whereabouts: Whereabouts::default(),
     };
     let (mut last, mut first_pool) = (None, 0);
     for storage in &log.storages {
@@ -121,104 +125,16 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
         let pool = first_pool + u32::from(size > SMALL_SIZE);
         allocator.places.push(Place { bytes: storage.bytes, size, pool, block: NONE });
     }
-    let mut run = Run { peak: u64::MAX, ..Run::default() };
-    run.events(&mut allocator, log, capacity);
-    run.close(&allocator);
-    run.result.retries = allocator.retries;
-    run.result
-}
-
-/// What has been seen so far.
-#[derive(Default)]
-struct Run {
-    result: Replay,
-    phase: Option<PhaseMemory>,
-    /// The most that was allocated in this phase; between phases nothing is more.
-    peak: u64,
-    highest: u64,
-}
-
-impl Run {
-    fn events(&mut self, allocator: &mut Allocator, log: &Log, capacity: Option<u64>) {
-        // Behind the last phase everything is given back, which nobody counts.
-        let last = log.events.iter().rposition(|event| matches!(event, Event::Phase(_) | Event::PhaseEnd));
-        let counted = match last {
-            Some(last) if log.events[last] == Event::PhaseEnd => &log.events[..=last],
-            _ => &log.events[..],
-        };
-        // What comes before the first phase is not counted (a model that is whole before an engine shards it), so it has
-        // all the room it wants.
-        let begins = log.events.iter().position(|event| matches!(event, Event::Phase(_))).unwrap_or(0);
-        self.play(allocator, log, 0..begins);
-        allocator.capacity = capacity;
-        let Some(again) = log.again.filter(|again| again.start >= begins) else {
-            return self.play(allocator, log, begins..counted.len());
-        };
-        let [start, once, end] = [0, 1, again.times].map(|n| (again.start + n * again.events).min(counted.len()));
-        self.play(allocator, log, begins..start);
-        let (known, asked, open) = (self.result.phases.len(), allocator.asked_driver, self.phase.is_some());
-        self.play(allocator, log, start..once);
-        // Where the driver gave nothing and got nothing back, segments and what is used in them are as they were: the same follows.
-        if asked == allocator.asked_driver && !open && self.phase.is_none() {
-            let phases = self.result.phases[known..].repeat(again.times - 1);
-            self.result.phases.extend(phases);
-        } else {
-            self.play(allocator, log, once..end);
-        }
-        self.play(allocator, log, end..counted.len());
+    if !log.likes.is_empty() {
+        allocator.whereabouts = Whereabouts::new(log.storages.len());
     }
-
-    fn play(&mut self, allocator: &mut Allocator, log: &Log, range: Range<usize>) {
-        for (index, event) in range.clone().zip(&log.events[range]) {
-            match *event {
-                Event::Allocate(id) => {
-                    if !allocator.allocate(id) && !self.result.out_of_memory {
-                        self.result.out_of_memory = true;
-                        self.result.failed = Some((index, log.storages[id.0 as usize].bytes));
-                    }
-                    if allocator.allocated > self.peak {
-                        self.note_peak(allocator, index);
-                    }
-                }
-                Event::Free(id) => allocator.free(id),
-                Event::EmptyCache => allocator.empty_cache(),
-                Event::PhaseEnd => self.close(allocator),
-                Event::Phase(_) => {
-                    self.close(allocator);
-                    let (now, reserved) = (allocator.allocated, allocator.reserved);
-                    (self.peak, allocator.peak_reserved) = (now, reserved);
-                    self.phase = Some(PhaseMemory { before: now, ..PhaseMemory::default() });
-                }
-            }
-        }
-    }
-
-    #[inline]
-    fn note_peak(&mut self, allocator: &Allocator, index: usize) {
-        self.peak = allocator.allocated;
-        if allocator.allocated > self.highest {
-            self.highest = allocator.allocated;
-            self.result.peak_event = index;
-            self.result.peak_requested = allocator.requested;
-        }
-    }
-
-    fn close(&mut self, allocator: &Allocator) {
-        let peak = std::mem::replace(&mut self.peak, u64::MAX);
-        let Allocator { allocated: after, reserved, peak_reserved, .. } = *allocator;
-        self.result.phases.extend(self.phase.take().map(|phase| PhaseMemory {
-            after,
-            peak,
-            reserved,
-            peak_reserved,
-            ..phase
-        }));
-    }
+    Run::all(&mut allocator, log, capacity)
 }
 
 impl Allocator {
     /// Whether the card had room for it.
-    fn allocate(&mut self, id: StorageId) -> bool {
+    #[inline(always)]
+    fn allocate(&mut self, id: StorageId, at: usize) -> bool {
         let Place { bytes, size, pool, .. } = self.places[id.0 as usize];
         if bytes == 0 {
             return true;
@@ -227,7 +143,7 @@ impl Allocator {
         let (pool, mut fits) = (pool as usize, true);
         let (block, size) = match self.pools[pool].take(size) {
             Some(found) => found,
-            None => self.ask_driver(pool, size, &mut fits),
+            None => self.ask_driver(pool, size, &mut fits, at),
         };
         self.places[id.0 as usize].block = block;
         self.allocated += size;
@@ -236,11 +152,11 @@ impl Allocator {
 
     /// A block of new memory, and the size it is billed with.
     #[cold]
-    fn ask_driver(&mut self, pool: usize, size: u64, fits: &mut bool) -> (BlockId, u64) {
-        self.asked_driver += 1;
+    fn ask_driver(&mut self, pool: usize, size: u64, fits: &mut bool, at: usize) -> (BlockId, u64) {
+        self.standing[pool].changed = at + 1;
         if self.over(self.pools[pool].growth(size)) {
             self.retries += 1;
-            self.empty_cache();
+            self.empty_cache(at);
             *fits = !self.over(self.pools[pool].growth(size));
             // A run that failed is only followed on for what it would have needed.
             self.capacity = self.capacity.filter(|_| *fits);
@@ -254,6 +170,7 @@ impl Allocator {
         self.capacity.is_some_and(|capacity| self.reserved.saturating_add(more) > capacity)
     }
 
+    #[inline(always)]
     fn free(&mut self, id: StorageId) {
         let place = &mut self.places[id.0 as usize];
         let block = std::mem::replace(&mut place.block, NONE);
@@ -263,8 +180,8 @@ impl Allocator {
         }
     }
 
-    fn empty_cache(&mut self) {
-        self.asked_driver += 1;
+    fn empty_cache(&mut self, at: usize) {
+        (0..self.pools.len()).for_each(|pool| self.change(pool, at));
         self.pools.iter_mut().for_each(|pool| pool.release_unused(&mut self.space));
         self.count_reserved();
     }
@@ -279,6 +196,7 @@ impl Allocator {
         let at = self.streams.iter().position(|known| *known == stream).unwrap_or_else(|| {
             self.streams.push(stream);
             self.pools.extend([Pool::new(true, self.options), Pool::new(false, self.options)]);
+            self.standing.extend([Standing::default(), Standing::default()]);
             self.streams.len() - 1
         });
         at as u32 * 2

@@ -12,6 +12,8 @@ use crate::plan::AllocatorOptions;
 /// A block, by its place in the pool's list.
 pub(super) type BlockId = u32;
 pub(super) const NONE: BlockId = u32::MAX;
+/// In place of a block: the storage lives, but only its bytes are counted.
+pub(super) const COUNTED: BlockId = u32::MAX - 1;
 
 /// Requests of this size and above get a segment of their own (`kMinLargeAlloc`).
 const MIN_LARGE: u64 = 10 * MIB;
@@ -173,6 +175,28 @@ impl Pool {
         self.blocks[id as usize] = Block { address, size: whole, before, after, state: State::Free };
         self.free.insert(whole, address, id);
         size
+    }
+
+    /// Uses a range that is free.
+    pub(super) fn take_at(&mut self, address: u64, size: u64) -> BlockId {
+        let blocks = &self.blocks;
+        let around = |id: BlockId| {
+            let Block { address: start, size: found, .. } = blocks[id as usize];
+            start <= address && address + size <= start + found
+        };
+        let Some(mut id) = self.free.remove_where(around).pop() else { return NONE };
+        let before = address - self.blocks[id as usize].address;
+        if before > 0 {
+            let rest = self.split(id, before, State::Free);
+            self.insert(id);
+            id = rest;
+        }
+        if self.blocks[id as usize].size > size {
+            let rest = self.split(id, size, State::Free);
+            self.insert(rest);
+        }
+        self.blocks[id as usize].state = State::Used;
+        id
     }
 
     /// Takes neighbours in the same state in.

@@ -1,0 +1,208 @@
+//! The events of a run, one after the other.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::known::{EVERY, Known};
+use super::{Allocator, PhaseMemory, Replay};
+use crate::memory::log::{Event, Like, Log};
+
+/// What has been seen so far.
+#[derive(Default)]
+pub(super) struct Run {
+    result: Replay,
+    phase: Option<PhaseMemory>,
+    /// The most that was allocated in this phase; between phases nothing is more.
+    peak: u64,
+    highest: u64,
+}
+
+impl Run {
+    /// All events of a log, on a card that has room for `capacity` bytes.
+    pub(super) fn all(allocator: &mut Allocator, log: &Log, capacity: Option<u64>) -> Replay {
+        let mut run = Self { peak: u64::MAX, ..Self::default() };
+        run.events(allocator, log, capacity);
+        run.close(allocator);
+        run.result.retries = allocator.retries;
+        run.result
+    }
+
+    fn events(&mut self, allocator: &mut Allocator, log: &Log, capacity: Option<u64>) {
+        // Behind the last phase everything is given back, which nobody counts.
+        let last = log.events.iter().rposition(|event| matches!(event, Event::Phase(_) | Event::PhaseEnd));
+        let counted = match last {
+            Some(last) if log.events[last] == Event::PhaseEnd => last + 1,
+            _ => log.events.len(),
+        };
+        // What comes before the first phase is not counted (a model that is whole before an engine shards it), so it has
+        // all the room it wants.
+        let begins = log.events.iter().position(|event| matches!(event, Event::Phase(_))).unwrap_or(0);
+        self.play(allocator, log, 0..begins);
+        allocator.capacity = capacity;
+        let likes = || log.likes.iter().filter(|like| like.of >= begins && like.start < counted);
+        // Ranges that are compared and those that they are compared with, the longest first of two that begin together; how often
+        // each is still needed, and whether it frees all that it makes.
+        let mut ranges: BTreeMap<(usize, Reverse<usize>), Option<&Like>> = BTreeMap::new();
+        let mut needed: BTreeMap<(usize, usize), (usize, bool)> = BTreeMap::new();
+        for like in likes() {
+            let (left, whole) = needed.entry((like.of, like.events)).or_default();
+            (*left, *whole) = (*left + 1, like.others.is_empty());
+            ranges.entry((like.of, Reverse(like.events))).or_default();
+            ranges.insert((like.start, Reverse(like.events)), Some(like));
+        }
+        let mut known: BTreeMap<(usize, usize), Known> = BTreeMap::new();
+        let mut at = begins;
+        for ((start, Reverse(events)), like) in ranges {
+            // What lies within one that was played is played.
+            if start < at {
+                continue;
+            }
+            self.play(allocator, log, at..start);
+            at = (start + events).min(counted);
+            let mut noted = needed.get(&(start, events)).map(|_| Known::at(start, events));
+            let before = like.and_then(|like| Some((like, known.get(&(like.of, events))?)));
+            let (first, open) = (self.result.phases.len(), self.phase.is_some());
+            match (&mut noted, before) {
+                (Some(noted), None) if needed[&(start, events)].1 => self.play_first(allocator, log, start..at, noted),
+                (noted, before) => self.play_known(allocator, log, start..at, before, noted),
+            }
+            if let Some(mut noted) = noted {
+                noted.phases = (!open && self.phase.is_none()).then_some(first..self.result.phases.len());
+                known.insert((start, events), noted);
+            }
+            if let Some(like) = like
+                && let Some((left, _)) = needed.get_mut(&(like.of, events))
+            {
+                *left -= 1;
+                if *left == 0 {
+                    known.remove(&(like.of, events));
+                }
+            }
+        }
+        self.play(allocator, log, at..counted);
+    }
+
+    fn play(&mut self, allocator: &mut Allocator, log: &Log, range: Range<usize>) {
+        if range.is_empty() {
+            return;
+        }
+        allocator.leave_ranges(range.start);
+        for (index, event) in range.clone().zip(&log.events[range]) {
+            match *event {
+                Event::Allocate(id) => {
+                    let fits = allocator.allocate(id, index);
+                    self.allocated(allocator, (fits, log.storages[id.0 as usize].bytes), index);
+                }
+                Event::Free(id) => allocator.free(id),
+                _ => self.mark(allocator, *event, index),
+            }
+        }
+    }
+
+    /// Plays a range that frees all that it makes and notes it: nothing was like it before.
+    fn play_first(&mut self, allocator: &mut Allocator, log: &Log, range: Range<usize>, noted: &mut Known) {
+        allocator.land_all();
+        for (index, event) in range.clone().zip(&log.events[range]) {
+            match *event {
+                Event::Allocate(id) => {
+                    let fits = allocator.allocate(id, index);
+                    noted.spots.push(allocator.spot(id));
+                    self.allocated(allocator, (fits, log.storages[id.0 as usize].bytes), index);
+                }
+                Event::Free(id) => allocator.free(id),
+                _ => self.mark(allocator, *event, index),
+            }
+        }
+    }
+
+    /// Plays a range beside one that is known, where there is one, and notes it where another may be like it.
+    fn play_known(
+        &mut self,
+        allocator: &mut Allocator,
+        log: &Log,
+        range: Range<usize>,
+        before: Option<(&Like, &Known)>,
+        noted: &mut Option<Known>,
+    ) {
+        let same = before.map(|(like, _)| allocator.alike(like)).unwrap_or_default();
+        let known = before.map(|(_, known)| known);
+        let mut place = 0;
+        allocator.begin_range();
+        for (number, events) in log.events[range.clone()].chunks(EVERY).enumerate() {
+            allocator.compare(known, &same, number);
+            let from = range.start + number * EVERY;
+            if number == 0
+                && let Some((like, known)) = before
+                && let Some(phases) = known.phases.clone().filter(|_| like.others.is_empty() && self.phase.is_none())
+                && allocator.all_settled()
+            {
+                // Nothing differs: the same phases follow, and memory is left as it was.
+                self.result.phases.extend_from_within(phases);
+                return noted.iter_mut().for_each(|noted| noted.clone_from(known));
+            }
+            if allocator.is_lost() {
+                *noted = None;
+                return self.play(allocator, log, from..range.end);
+            }
+            for (index, event) in (from..).zip(events) {
+                match *event {
+                    Event::Allocate(id) => {
+                        let spot = known.and_then(|known| known.spots.get(place));
+                        let (fits, spot) = allocator.allocate_known(id, spot, index);
+                        if let Some(noted) = noted {
+                            noted.spots.push(spot);
+                        }
+                        place += 1;
+                        self.allocated(allocator, (fits, log.storages[id.0 as usize].bytes), index);
+                    }
+                    Event::Free(id) => allocator.free_known(id, index),
+                    _ => self.mark(allocator, *event, index),
+                }
+            }
+        }
+    }
+
+    /// What is neither made nor freed.
+    fn mark(&mut self, allocator: &mut Allocator, event: Event, index: usize) {
+        match event {
+            Event::Allocate(_) | Event::Free(_) => {}
+            Event::EmptyCache => allocator.empty_cache(index),
+            Event::PhaseEnd => self.close(allocator),
+            Event::Phase(_) => {
+                self.close(allocator);
+                let (now, reserved) = (allocator.allocated, allocator.reserved);
+                (self.peak, allocator.peak_reserved) = (now, reserved);
+                self.phase = Some(PhaseMemory { before: now, ..PhaseMemory::default() });
+            }
+        }
+    }
+
+    #[inline]
+    fn allocated(&mut self, allocator: &Allocator, (fits, bytes): (bool, u64), index: usize) {
+        if !fits && !self.result.out_of_memory {
+            self.result.out_of_memory = true;
+            self.result.failed = Some((index, bytes));
+        }
+        if allocator.allocated > self.peak {
+            self.peak = allocator.allocated;
+            if allocator.allocated > self.highest {
+                self.highest = allocator.allocated;
+                self.result.peak_event = index;
+                self.result.peak_requested = allocator.requested;
+            }
+        }
+    }
+
+    fn close(&mut self, allocator: &Allocator) {
+        let peak = std::mem::replace(&mut self.peak, u64::MAX);
+        let Allocator { allocated: after, reserved, peak_reserved, .. } = *allocator;
+        self.result.phases.extend(self.phase.take().map(|phase| PhaseMemory {
+            after,
+            peak,
+            reserved,
+            peak_reserved,
+            ..phase
+        }));
+    }
+}
