@@ -39,6 +39,9 @@ pub fn start(model: &Model, plan: &ServePlan) -> Result<Served, Vec<Fault>> {
     let format = format(plan, model).map_err(one)?;
     let mut served = served(&format)?;
     in_file(plan, model, &mut served).map_err(one)?;
+    if let WeightFormat::Checkpoint(stored, _) | WeightFormat::Text(stored, _) = &format {
+        served.guesses_whole = stored.leaves("mtp.layers.0.mlp.down_proj");
+    }
     let cache_dtype = cache_dtype(plan, &format).map_err(one)?;
     let (memory, process, context) = (plan.gpu.memory, plan.gpu.context(), plan.context);
     let ranks = plan.tensor_parallel_size.unwrap_or(1).max(1);

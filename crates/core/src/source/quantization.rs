@@ -195,8 +195,13 @@ impl Quantization {
             Method::Mxfp4 => Scheme::Mxfp4,
             Method::RowwiseFp8 | Method::Eetq | Method::BitNet | Method::ModelOpt(_) | Method::Mixed(_) => {
                 Scheme::Other
-            },
+            }
         }
+    }
+
+    /// Whether a module is one that it leaves alone by name.
+    pub fn leaves(&self, module: &str) -> bool {
+        self.skip.leaves(module)
     }
 
     /// The tensors that hold a weight, and their bytes. Bytes are exact; a weight left alone is one part.

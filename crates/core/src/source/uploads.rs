@@ -211,7 +211,8 @@ mod tests {
         assert!(!left("nvidia/Qwen3-30B-A3B-NVFP4", "model.layers.3.self_attn.q_proj", Role::Linear));
         assert!(left("nvidia/Qwen3-30B-A3B-FP4", "model.layers.3.mlp.gate", Role::Linear));
         // Towers and routers, whoever quantises; projections called gate are none.
-        for upload in ["Qwen/Qwen3-VL-8B-Instruct-FP8", "someone/Qwen3-VL-8B-Instruct-FP8", "RedHatAI/x-quantized.w8a8"] {
+        for upload in ["Qwen/Qwen3-VL-8B-Instruct-FP8", "someone/Qwen3-VL-8B-Instruct-FP8", "RedHatAI/x-quantized.w8a8"]
+        {
             assert!(left(upload, "model.visual.blocks.3.attn.qkv", Role::Linear), "{upload}");
             assert!(left(upload, "model.layers.3.mlp.gate", Role::Linear), "{upload}");
             assert!(!left(upload, "model.layers.3.mlp.gate_proj", Role::Linear), "{upload}");

@@ -293,9 +293,9 @@ fn mixed(
         let end = module.find(".experts.").map_or(module.len(), |at| at + ".experts".len());
         modules.entry(algorithm).or_default().insert(&module[..end]);
     }
-    let layouts = modules.into_iter().map(|(algorithm, names)| {
-        Ok((Skip::wildcards(names.into_iter().collect())?, layout(algorithm)?))
-    });
+    let layouts = modules
+        .into_iter()
+        .map(|(algorithm, names)| Ok((Skip::wildcards(names.into_iter().collect())?, layout(algorithm)?)));
     Ok(Mixed(layouts.collect::<Result<_, _>>()?))
 }
 
