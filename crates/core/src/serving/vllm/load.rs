@@ -315,8 +315,8 @@ fn missing_keys<'a>(model: &'a ServedModel, queries: &ServedTensor) -> Option<(&
             let kind = model.tensors.iter().filter(of("q_proj")).filter(|tensor| tensor.shape == queries.shape);
             let layers: Vec<usize> = kind.filter_map(|tensor| tensor.layer).collect();
             let own = model.tensors.iter().filter(of("k_proj"));
-            let last = own.filter(|keys| keys.layer.is_some_and(|at| at < layer && layers.contains(&at))).last();
-            last.map(|keys| (keys, 2))
+            let mut own = own.filter(|keys| keys.layer.is_some_and(|at| at < layer && layers.contains(&at)));
+            own.next_back().map(|keys| (keys, 2))
         }
     }
 }
