@@ -181,6 +181,7 @@ impl Asking {
             refresh: self.is_on("refresh"),
             dequantize: self.is_on("dequantize"),
             assume: None,
+            quantised: None,
         })
     }
 

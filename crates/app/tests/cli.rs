@@ -219,3 +219,33 @@ fn quantised_uploads_stand_in_by_their_names() {
     let weights = document["budgets"][0]["parts"][0]["bytes"].as_u64().unwrap();
     assert!((8 << 30..10 << 30).contains(&weights), "{weights}");
 }
+
+/// Publishers' recipes say what their uploads leave whole. GiB that vLLM loaded of them (k37, g10, k6 of truth/external/found).
+#[test]
+fn uploads_are_quantised_as_their_publishers_do() {
+    let known = [
+        ("Qwen/Qwen3.8-27B-FP8", "fp8", "h100", 28.54),
+        ("RedHatAI/Qwen3.6-35B-A3B-NVFP4", "compressed-tensors", "rtx5090", 21.86),
+        ("Qwen/Qwen3.5-35B-A3B-FP8", "fp8", "h100", 34.22),
+    ];
+    for (name, method, card, logged) in known {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vramcast"));
+        let line =
+            format!("infer {name} --engine vllm --gpu {card} --quantization {method} --engine-version 0.20.0 --json");
+        let answer = command.args(line.split(' ')).env("HF_ENDPOINT", "http://hub.invalid").output().unwrap();
+        assert!(matches!(answer.status.code(), Some(0 | 1)), "{}", String::from_utf8_lossy(&answer.stderr));
+        let document: Value = serde_json::from_slice(&answer.stdout).unwrap();
+        assert!(document["notes"].to_string().contains("quantised as by"), "{}", document["notes"]);
+        let weights = document["budgets"][0]["parts"][0]["bytes"].as_f64().unwrap() / f64::from(1 << 30);
+        assert!((weights / logged - 1.0).abs() < 0.003, "{name}: {weights:.2}, not {logged}");
+    }
+    // The layer that guesses ahead stays in 16 bits: 23.43 GiB with it (k24).
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vramcast"));
+    let line = "infer RedHatAI/Qwen3.6-35B-A3B-NVFP4 --engine vllm --gpu dgx-spark --engine-version 0.20.2 --json --speculative-model mtp";
+    let answer = command.args(line.split(' ')).env("HF_ENDPOINT", "http://hub.invalid").output().unwrap();
+    let document: Value = serde_json::from_slice(&answer.stdout).unwrap();
+    let parts = document["budgets"][0]["parts"].as_array().unwrap().iter();
+    let loaded = parts.filter(|part| part["name"] == "weights" || part["name"] == "draft model");
+    let loaded = loaded.map(|part| part["bytes"].as_f64().unwrap()).sum::<f64>() / f64::from(1 << 30);
+    assert!((loaded / 23.43 - 1.0).abs() < 0.004, "{loaded:.2}");
+}

@@ -45,6 +45,8 @@ pub(crate) struct Subject {
     pub(crate) dequantize: bool,
     /// What to take it for where its type is not known.
     pub(crate) assume: Option<Assumption>,
+    /// How the upload is quantised that a model stands in for (`quantization_config`).
+    pub(crate) quantised: Option<Value>,
 }
 
 /// A model in numbers.
@@ -122,6 +124,9 @@ impl Subject {
         options.refresh = self.refresh;
         options.tensors = headers;
         let mut resolved = reach.resolve(name, &options)?;
+        if let (Some(section), Some(Value::Object(config))) = (&self.quantised, &mut resolved.config) {
+            config.insert("quantization_config".to_owned(), section.clone());
+        }
         if self.dequantize {
             dequantize(&mut resolved)?;
         }

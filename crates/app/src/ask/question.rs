@@ -13,7 +13,8 @@ use vramcast_core::model::{Inputs, Model};
 use vramcast_core::plan::placement::Placement;
 use vramcast_core::plan::{Fault, Gpus, InferPlan, RunPlan, TrainPlan};
 use vramcast_core::serving::llama_cpp::Mixture;
-use vramcast_core::source::{catalogue, gguf, uploads};
+use vramcast_core::source::uploads::{self, Upload};
+use vramcast_core::source::{catalogue, gguf};
 
 use super::card::{Card, Machine};
 use super::data::Data;
@@ -88,7 +89,7 @@ impl Question {
         let plain = plain.filter(|_| self.asked.task == Task::Infer && self.asked.names("quantization").is_none());
         // So does an upload that is quantised; what a line says of its kernel (`awq_marlin`) is no more than that.
         let upload = uploads::quantised(&name).filter(|_| serves && offline);
-        let plain = plain.or_else(|| upload.map(|(plain, _)| plain.to_owned()));
+        let plain = plain.or_else(|| upload.as_ref().map(|upload| upload.base.to_owned()));
         let found = plain.as_deref().and_then(|plain| catalogue::find(plain).map(|entry| entry.id));
         if let (Some(mixture), true) = (stored.map(|(_, mixture)| mixture), plain.is_some()) {
             self.asked.named.push(("quantization".into(), Given::Text(mixture.name.into())));
@@ -104,10 +105,20 @@ impl Question {
             };
         };
         let mut told = format!("{name} could not be fetched: {kin}, whose name says the same shape, stands in");
-        if let Some((_, method)) = upload {
-            self.asked.named.push(("quantization".into(), Given::Text(method.into())));
-            told +=
-                &format!(", all of its matrices in {method}; which of them the upload leaves whole is in its config");
+        match upload {
+            // Its own config would say as much, and no line can say otherwise.
+            Some(Upload { recipe: Some((section, source)), .. }) => {
+                self.asked.named.retain(|(name, _)| name != "quantization");
+                self.subject.quantised = Some(section);
+                told += &format!(", quantised as by {source}");
+            }
+            Some(Upload { method, .. }) => {
+                self.asked.named.push(("quantization".into(), Given::Text(method.into())));
+                told += &format!(
+                    ", all of its matrices in {method}; which of them the upload leaves whole is in its config"
+                );
+            }
+            None => {}
         }
         self.asked.notes.push(told);
         self.subject.name = Some(kin);

@@ -127,6 +127,9 @@ pub struct VllmFacts {
     pub turns_in_single: bool,
     /// Whether its towers are transformers' own classes, whose matrices vLLM does not quantise (gemma4_mm.py).
     pub plain_towers: bool,
+    /// Whether every layer has matrices for keys and values of its own, also one that takes them from another or has its keys for
+    /// values (`QKVParallelLinear` in `Gemma4Attention` of gemma4.py).
+    pub all_keys: bool,
     /// Whether its tables of words have slots for adapters.
     pub tables: AdaptedTables,
 }
@@ -138,6 +141,7 @@ impl VllmFacts {
         largest_graph: None,
         turns_in_single: false,
         plain_towers: false,
+        all_keys: false,
         tables: AdaptedTables::Never,
     };
     /// Those of models whose tables have slots for adapters.

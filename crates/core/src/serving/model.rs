@@ -123,6 +123,8 @@ pub struct ServedModel {
     pub image_encoder: Option<ImageEncoder>,
     /// Whether feed-forwards multiply two halves.
     pub gated: bool,
+    /// Whether the checkpoint leaves the layers that guess ahead in 16 bits.
+    pub guesses_whole: bool,
     /// Whether a norm follows attention and feed-forward too (Gemma 2 and later).
     pub post_norms: bool,
     /// Whether some layers read what an encoder made of images instead of caching (Mllama).

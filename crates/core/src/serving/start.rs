@@ -6,7 +6,7 @@ use super::llama_cpp::LlamaCppEstimate;
 use super::sglang::SglangPlan;
 use super::tensorrt_llm::TensorRtLlmPlan;
 use super::tgi::TgiPlan;
-use super::vllm::{Draft, Speculation, VllmPlan, rules};
+use super::vllm::{DEFAULT_VERSION, Draft, Speculation, VllmPlan, rules};
 use super::{Budget, ServedModel, WeightFormat};
 use crate::dtype::DType;
 use crate::memory::device::Device;
@@ -14,7 +14,8 @@ use crate::model::Model;
 use crate::model::facts::VideoTokens;
 use crate::plan::{Fault, ServePlan, ServingEngine};
 use crate::source::catalogue;
-use crate::source::quantization::Quantization;
+use crate::source::quantization::{Quantization, Scheme};
+use crate::source::uploads;
 
 /// What an engine said about a card.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,6 +39,9 @@ pub fn start(model: &Model, plan: &ServePlan) -> Result<Served, Vec<Fault>> {
     let format = format(plan, model).map_err(one)?;
     let mut served = served(&format)?;
     in_file(plan, model, &mut served).map_err(one)?;
+    if let WeightFormat::Checkpoint(stored, _) | WeightFormat::Text(stored, _) = &format {
+        served.guesses_whole = stored.leaves("mtp.layers.0.mlp.down_proj");
+    }
     let cache_dtype = cache_dtype(plan, &format).map_err(one)?;
     let (memory, process, context) = (plan.gpu.memory, plan.gpu.context(), plan.context);
     let ranks = plan.tensor_parallel_size.unwrap_or(1).max(1);
@@ -158,10 +162,6 @@ fn plain_method(method: &str) -> String {
     plain.strip_prefix("gpt-oss-").unwrap_or(plain).to_owned()
 }
 
-/// What ModelOpt leaves in 16 bits unless it is told (`_default_disabled_quantizer_cfg` of its quantization/config.py).
-const LEFT_ALONE: [&str; 6] =
-    ["*lm_head*", "*block_sparse_moe.gate*", "*router*", "*mlp.gate", "*mlp.shared_expert_gate", "*conv1d*"];
-
 /// The usual settings of a method.
 fn section(method: &str) -> Result<Value, Fault> {
     Ok(match method.to_ascii_lowercase().trim_end_matches("_marlin") {
@@ -174,7 +174,7 @@ fn section(method: &str) -> Result<Value, Fault> {
         "int8" => json!({"quant_method": "bitsandbytes", "load_in_8bit": true}),
         "mxfp4" => json!({"quant_method": "mxfp4"}),
         "nvfp4" | "modelopt_fp4" => {
-            json!({"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": LEFT_ALONE})
+            json!({"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": uploads::left_by_modelopt()})
         }
         other => {
             let fault = Fault::value("quantization", other, "awq, gptq, fp8, mxfp4, nvfp4, nf4 or int8");
@@ -188,11 +188,22 @@ fn cache_dtype(plan: &ServePlan, format: &WeightFormat) -> Result<DType, Fault> 
     match plan.kv_cache_dtype.as_deref() {
         None | Some("auto") => Ok(match format {
             WeightFormat::Plain(DType::F32) => DType::F32,
+            WeightFormat::Checkpoint(stored, _) => asked_by_checkpoint(plan, stored).unwrap_or(DType::BF16),
             _ => DType::BF16,
         }),
         Some(text) if text.starts_with("fp8") => Ok(DType::F8E4M3),
         Some(text) => DType::parse(text).ok_or_else(|| Fault::value("kv_cache_dtype", text, "auto, bf16, fp16 or fp8")),
     }
+}
+
+/// The type that a checkpoint asks keys and values to be in, where vLLM listens: to ModelOpt's since 0.14
+/// (`resolve_kv_cache_dtype_string` of utils/torch_utils.py), to compressed-tensors' since 0.15 (`kv_cache_scheme` in
+/// attention/layer.py).
+fn asked_by_checkpoint(plan: &ServePlan, stored: &Quantization) -> Option<DType> {
+    let version = plan.version.as_deref().unwrap_or(DEFAULT_VERSION);
+    let since = if stored.scheme() == Scheme::Compressed { [0, 15, 0] } else { [0, 14, 0] };
+    let listens = plan.engine == ServingEngine::Vllm && rules(version).since >= since;
+    stored.kv_cache.filter(|_| listens)
 }
 
 fn vllm(plan: &ServePlan, cache_dtype: DType) -> VllmPlan {

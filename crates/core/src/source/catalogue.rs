@@ -42,8 +42,8 @@ pub fn find(name: &str) -> Option<Entry> {
     entry(line)
 }
 
-/// Parts of names that say how a model was trained further, and nothing about its shape.
-const TRAINED: [&str; 7] = ["instruct", "it", "chat", "hf", "pt", "2507", "thinking"];
+/// Parts of names that say how a model was trained further or stored, and nothing about its shape.
+const TRAINED: [&str; 8] = ["instruct", "it", "chat", "hf", "pt", "2507", "thinking", "bf16"];
 
 /// What a name says about a shape: without its owner and such parts. `base` is a size where no number is.
 fn shape_of(name: &str) -> String {
@@ -57,7 +57,7 @@ fn shape_of(name: &str) -> String {
 /// A model of the catalogue whose name says the same shape as another's: of a mirror, or of one that was trained further.
 pub fn kin(name: &str) -> Option<&'static str> {
     let wanted = shape_of(name);
-    ids().find(|id| *id != name && shape_of(id) == wanted)
+    ids().find(|id| *id != name && shape_of(id) == wanted).or_else(|| alias(&wanted))
 }
 
 /// All ids, published ones first.

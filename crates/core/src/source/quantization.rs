@@ -146,6 +146,7 @@ enum Method {
     BitNet,
     Compressed(compressed::Groups),
     ModelOpt(compressed::Layout),
+    Mixed(compressed::Mixed),
     Mxfp4,
 }
 
@@ -171,7 +172,7 @@ impl Quantization {
             "eetq" => float8::read_eetq(keys),
             "bitnet" => float8::read_bitnet(keys),
             "compressed-tensors" => compressed::read(keys),
-            "modelopt" | "modelopt-fp4" | "modelopt-fp8" => compressed::read_modelopt(keys),
+            "modelopt" | "modelopt-fp4" | "modelopt-fp8" | "modelopt-mixed" => compressed::read_modelopt(keys),
             "mxfp4" => Ok(Self {
                 method: Method::Mxfp4,
                 skip: Skip::transformers(keys.texts("modules_to_not_convert")?, false)?,
@@ -192,8 +193,15 @@ impl Quantization {
             Method::Fp8(_) => Scheme::Fp8,
             Method::Compressed(_) => Scheme::Compressed,
             Method::Mxfp4 => Scheme::Mxfp4,
-            Method::RowwiseFp8 | Method::Eetq | Method::BitNet | Method::ModelOpt(_) => Scheme::Other,
+            Method::RowwiseFp8 | Method::Eetq | Method::BitNet | Method::ModelOpt(_) | Method::Mixed(_) => {
+                Scheme::Other
+            }
         }
+    }
+
+    /// Whether a module is one that it leaves alone by name.
+    pub fn leaves(&self, module: &str) -> bool {
+        self.skip.leaves(module)
     }
 
     /// The tensors that hold a weight, and their bytes. Bytes are exact; a weight left alone is one part.
@@ -237,6 +245,7 @@ impl Quantization {
             Method::BitNet => float8::lay_out_bitnet(matrix, weight, parts),
             Method::Compressed(groups) => groups.lay_out(matrix, weight, parts),
             Method::ModelOpt(layout) => layout.lay_out(matrix, weight, parts),
+            Method::Mixed(layouts) => layouts.lay_out(matrix, weight, parts),
             Method::Mxfp4 => microscaling::lay_out_experts(matrix, parts),
         }
     }

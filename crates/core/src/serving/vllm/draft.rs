@@ -1,6 +1,7 @@
 //! Who guesses tokens ahead: a smaller model, a head on the model's own states, or nobody (n-grams of the prompt).
 
 use super::super::model::{ServedLayer, ServedModel};
+use super::super::tensors::Division;
 use super::load;
 use super::{VllmPlan, rules};
 
@@ -51,15 +52,17 @@ impl Draft {
                     whole_experts: false,
                     layers: [0, count],
                     ends: [true, true],
-                    tiles: load::Tiles::of(&plan.card),
+                    tiles: load::Tiles::of(&plan.card, &rules(&plan.version)),
                     hopper: plan.card.is_hopper(),
                     machete: rules(&plan.version).awq_machete && plan.card.is_hopper(),
                     swizzle: load::Swizzle::of(&plan.card, &rules(&plan.version)),
+                    pads: load::pads_experts(draft, &plan.card),
                 };
                 let weights = load::weights(draft, whole, &rules(&plan.version), None, &[]).weights;
                 Self { weights, layers: draft.layers.clone() }
             }
             Speculation::MultiToken => {
+                let layer = if model.guesses_whole { whole_layer(model, tensor, plan) } else { layer };
                 Self { weights: layer.saturating_add(joined).saturating_add(norms), layers: vec![last] }
             }
             Speculation::Eagle => Self { weights: layer.saturating_add(joined), layers: vec![last] },
@@ -69,4 +72,21 @@ impl Draft {
             Speculation::NGram => Self::default(),
         }
     }
+}
+
+/// A card's part of the last layer that attends, in 16 bits whatever the others are in: quantisers leave the checkpoint's layers
+/// for further tokens as they are (`mtp*` of data/uploads.toml).
+fn whole_layer(model: &ServedModel, tensor: u64, plan: &VllmPlan) -> u64 {
+    let attends = |layer: &ServedLayer| !layer.caches.is_empty() && model.states(layer) == (0, 0);
+    let last = model.layers.iter().rposition(attends);
+    let own = model.tensors.iter().filter(|tensor| tensor.layer.is_some() && tensor.layer == last);
+    own.fold(0u64, |sum, part| {
+        let bytes = part.shape.iter().fold(2u64, |product, side| product.saturating_mul(*side));
+        let cards = match part.division {
+            Division::Whole => 1,
+            Division::Experts => tensor.saturating_mul(plan.data_parallel.max(1)),
+            _ => tensor,
+        };
+        sum.saturating_add(bytes / cards)
+    })
 }

@@ -60,7 +60,20 @@ pub(super) struct Rank {
     pub(super) machete: bool,
     /// How Triton has experts in MXFP4.
     pub(super) swizzle: Swizzle,
+    /// Whether experts in NVFP4 are padded.
+    pub(super) pads: bool,
 }
+
+/// Experts of NVFP4 whose activation has no gate are padded to whole rows of scales on Blackwell, where CUTLASS runs them and
+/// not Marlin (`prepare_nvfp4_moe_layer_for_fi_or_cutlass` of flashinfer_fp4_moe.py, v0.21.0; modelopt.py before).
+pub(super) fn pads_experts(model: &ServedModel, card: &Card) -> bool {
+    let mut experts = model.tensors.iter().filter(|tensor| tensor.division == Division::Experts).peekable();
+    let gate = |tensor: &ServedTensor| ["gate", ".w3.", ".w13"].iter().any(|name| tensor.name.contains(name));
+    card.capability >= 100 && experts.peek().is_some() && !experts.any(gate)
+}
+
+/// Rows of scales that lie together (`swizzle_blockscale` of nvfp4_utils.py).
+const SCALE_ROWS: u64 = 128;
 
 /// Sides of an expert's matrix are padded to whole tiles: the residual stream's, and the expert's own.
 #[derive(Debug, Clone, Copy)]
@@ -74,9 +87,9 @@ impl Tiles {
     }
 
     /// By the kernel that a card gets (`get_mxfp4_backend` and `create_weights` of vLLM's mxfp4.py, v0.11.0): Triton on
-    /// Hopper, FlashInfer on Blackwell's data-centre cards, Marlin on all others.
-    pub(super) fn of(card: &Card) -> Self {
-        Self(match (card.is_hopper(), card.is_large_blackwell()) {
+    /// Hopper where vLLM brings it, FlashInfer on Blackwell's data-centre cards, Marlin on all others.
+    pub(super) fn of(card: &Card, rules: &Rules) -> Self {
+        Self(match (card.is_hopper() && rules.hopper.is_some(), card.is_large_blackwell()) {
             (true, _) => [1, 64],
             (_, true) => [256, 256],
             _ => [256, 128],
@@ -136,6 +149,14 @@ pub(super) fn table(model: &ServedModel, rank: Rank, rules: &Rules, lora: Option
 pub(super) fn deepstack(model: &ServedModel, batched: u64) -> u64 {
     let further = model.image_encoder.map_or(0, |encoder| encoder.streams.saturating_sub(1));
     further.saturating_mul(batched).saturating_mul(model.hidden).saturating_mul(2)
+}
+
+/// A buffer for the inputs of every layer that stand beside the stream, a row for every token of a batch
+/// (`per_layer_embeddings` of gemma3n_mm.py and gemma4_mm.py).
+pub(super) fn inputs_of_layers(model: &ServedModel, batched: u64) -> u64 {
+    let rows = model.tensors.iter().find(|tensor| tensor.name.contains("per_layer_model_projection"));
+    let width = rows.filter(|_| model.multimodal).map_or(0, |tensor| tensor.shape.first().copied().unwrap_or(0));
+    width.saturating_mul(batched).saturating_mul(2)
 }
 
 /// The layers of a pipeline stage: equal shares, what is left over goes to the stages before the last
@@ -242,8 +263,14 @@ fn pieces(model: &ServedModel, rank: Rank) -> Vec<Piece> {
         let module = tensor.module();
         let fused = FUSED.iter().find(|(part, _)| *part == module).map(|(_, whole)| *whole);
         let name = fused.map_or_else(|| tensor.name.clone(), |whole| tensor.name.replace(module, whole));
-        let parts = on_card(tensor, rank);
-        let parts: Vec<u64> = parts.into_iter().map(|part| own_share(model, tensor, part, rank)).collect();
+        let held = |tensor: &ServedTensor| -> Vec<u64> {
+            on_card(tensor, rank).into_iter().map(|part| own_share(model, tensor, part, rank)).collect()
+        };
+        let mut parts = held(tensor);
+        if let Some((keys, missing)) = missing_keys(model, tensor) {
+            let added = held(keys);
+            parts.iter_mut().zip(added).for_each(|(sum, part)| *sum = sum.saturating_add(part.saturating_mul(missing)));
+        }
         // Triton's experts have biases in fp32 (`convert_gpt_oss_weight_to_mxfp4_moe_kernel_format`).
         let single = rank.swizzle != Swizzle::None
             && model.vllm.turns_in_single
@@ -270,6 +297,28 @@ fn pieces(model: &ServedModel, rank: Rank) -> Vec<Piece> {
         }
     }
     pieces
+}
+
+/// The keys' matrix that stands for those which a layer of these queries has in vLLM and not in its checkpoint, and how many they
+/// are: values that are the keys, or both where another layer's are taken.
+fn missing_keys<'a>(model: &'a ServedModel, queries: &ServedTensor) -> Option<(&'a ServedTensor, u64)> {
+    let layer = queries.layer.filter(|_| model.vllm.all_keys && queries.module() == "q_proj")?;
+    let of = |module: &'static str| {
+        move |tensor: &&ServedTensor| tensor.layer.is_some() && tensor.module() == module && tensor.shape.len() == 2
+    };
+    let here = |module| model.tensors.iter().filter(of(module)).find(|tensor| tensor.layer == Some(layer));
+    match (here("k_proj"), here("v_proj")) {
+        (Some(_), Some(_)) => None,
+        (Some(keys), None) => Some((keys, 1)),
+        (None, _) => {
+            // The last layer of the same kind that has its own.
+            let kind = model.tensors.iter().filter(of("q_proj")).filter(|tensor| tensor.shape == queries.shape);
+            let layers: Vec<usize> = kind.filter_map(|tensor| tensor.layer).collect();
+            let own = model.tensors.iter().filter(of("k_proj"));
+            let mut own = own.filter(|keys| keys.layer.is_some_and(|at| at < layer && layers.contains(&at)));
+            own.next_back().map(|keys| (keys, 2))
+        }
+    }
 }
 
 /// What stays of a matrix when it is loaded. GPTQ's zeros, all alike, and its order of inputs are let go by the kernel that
@@ -300,6 +349,11 @@ pub(super) fn is_mxfp4(tensor: &ServedTensor) -> bool {
     matches!(tensor.parts[..], [blocks, scales] if scales > 0 && blocks == scales.saturating_mul(16))
 }
 
+/// Whether a matrix is in NVFP4: a byte of scale for 16 elements in 4 bits, and scales of the whole.
+fn is_nvfp4(tensor: &ServedTensor) -> bool {
+    matches!(tensor.parts[..], [packed, scales, _, ..] if scales > 0 && packed == scales.saturating_mul(8))
+}
+
 /// Bytes of a card's experts in MXFP4, in whole tiles.
 fn tiled(model: &ServedModel, tensor: &ServedTensor, bytes: u64, rank: Rank) -> u64 {
     let [_, rows, columns] = tensor.shape[..] else { return bytes };
@@ -324,6 +378,11 @@ fn own_share(model: &ServedModel, tensor: &ServedTensor, bytes: u64, rank: Rank)
     let module = tensor.module();
     let bytes = match tensor.division {
         Division::Experts if is_mxfp4(tensor) => tiled(model, tensor, bytes, rank),
+        Division::Experts if rank.pads && is_nvfp4(tensor) => {
+            let cards = if rank.whole_experts { 1 } else { rank.experts.max(1) };
+            let own = (model.expert_width / cards).max(1);
+            bytes / own * own.next_multiple_of(SCALE_ROWS)
+        }
         _ => bytes,
     };
     match tensor.division {

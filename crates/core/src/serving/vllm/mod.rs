@@ -158,7 +158,7 @@ impl VllmPlan {
         let layers = load::stage_layers(model.layers.len() as u64, stage, stages);
         let ends = [stage == 0, stage + 1 == stages];
         let experts = tensor.saturating_mul(self.data_parallel.max(1));
-        let tiles = load::Tiles::of(&self.card);
+        let tiles = load::Tiles::of(&self.card, &rules);
         let hopper = self.card.is_hopper();
         let machete = rules.awq_machete && hopper;
         let swizzle = load::Swizzle::of(&self.card, &rules);
@@ -172,6 +172,7 @@ impl VllmPlan {
             hopper,
             machete,
             swizzle,
+            pads: load::pads_experts(model, &self.card),
         };
         let sampled = if ends[1] { sequences } else { 0 };
         let batch = profile::Batch { sequences: sampled, tokens: batched, length };
@@ -182,7 +183,8 @@ impl VllmPlan {
         let own = model.layers.get(index(layers[0])..index(layers[1])).unwrap_or_default();
         let movable = own.iter().fold(0u64, |sum, layer| sum.saturating_add(layer.split / tensor + layer.whole));
         let offloaded = self.offloaded.min(movable).min(loaded.weights);
-        let weights = (loaded.weights - offloaded).saturating_add(load::deepstack(model, batched));
+        let beside = load::deepstack(model, batched).saturating_add(load::inputs_of_layers(model, batched));
+        let weights = (loaded.weights - offloaded).saturating_add(beside);
         let profiled = self.activations(model, &rules, batch, second);
         let first = if ends[0] { self.compiling(model, &rules, batch, rank) } else { 0 };
         let activations = loaded.kept.saturating_add(profiled.max(first));
@@ -246,6 +248,7 @@ impl VllmPlan {
             let text = "CUDA graphs: what the driver holds of a graph is the median of logs of an H100; vLLM's own estimate varies";
             budget.notes.push(text.into());
         }
+        budget.notes.extend(self.host_note());
         if offloaded > 0 {
             let [held, all] = [offloaded, movable].map(|bytes| bytes as f64 / f64::from(1u32 << 30));
             let all = if offloaded == movable { "all layers" } else { &format!("of {all:.2} GiB of layers") };

@@ -21,6 +21,11 @@ const CHANNELS: u64 = 2;
 /// What a communicator takes there besides, NCCL's code above all: 0.25 GiB outside torch on each of two RTX 4090 (vLLM 0.7,
 /// truth/external/vllm_logs.json) less its channels and what a card alone has.
 const NEIGHBOUR: u64 = 90 << 20;
+/// What vLLM's own process takes of the host's memory while it starts, where that is the card's: vLLM asks the host what is left
+/// (`MemorySnapshot.measure` of mem_utils.py, v0.11.1), so that libraries, compilers and pinned buffers count. Read off the one log
+/// that states all (k29 of truth/external/found: 3.35 GiB consumed by a model of 1.12 on a DGX Spark, less what any card has); other
+/// logs have 0.1 to 4.6 GiB, by what else the host does meanwhile.
+const HOST: u64 = 2232 << 20;
 /// Buffers of a fused sum: the sum's own, and three that take turns
 /// (`trtllm_create_ipc_workspace_for_all_reduce_fusion` of FlashInfer 0.6).
 const FUSED_BUFFERS: u64 = 4;
@@ -44,7 +49,18 @@ impl VllmPlan {
             }
             None => kernels.saturating_add(left).saturating_add(communication(tensor.max(stages))),
         };
-        own.saturating_add(context).saturating_add(communicator)
+        let host = if self.card.hosted { HOST } else { 0 };
+        own.saturating_add(context).saturating_add(communicator).saturating_add(host)
+    }
+
+    /// What is not known where a card's memory is the host's.
+    pub(super) fn host_note(&self) -> Option<String> {
+        let guess = HOST as f64 / f64::from(1u32 << 30);
+        self.card.hosted.then(|| {
+            format!(
+                "its memory is the host's: what vLLM's process takes of it while it starts is guessed ({guess:.1} GiB; logs have 0.1 to 4.6), and how much there is in all depends on the system (a DGX Spark shows 121.7 GiB, before July 2026 119.7)"
+            )
+        })
     }
 
     /// The workspace of sums over cards that are fused with the norm after them: compiled models on cards with a switch, since

@@ -52,7 +52,7 @@ impl VllmPlan {
             kept.push(two(model.positions, model.turned));
         }
         if rules.experts_kept && model.chosen_experts > 0 && !self.swizzles(model, rules) {
-            kept.push(self.expert_buffers(model, batch.tokens));
+            kept.push(self.expert_buffers(model, rules, batch.tokens));
         }
         kept
     }
@@ -66,7 +66,11 @@ impl VllmPlan {
         let eager = second && self.enforce_eager;
         let dense = two(
             batch.tokens,
-            if eager { second::layer(model, tensor, load::Tiles::of(&self.card).hidden(model)) } else { compiled },
+            if eager {
+                second::layer(model, tensor, load::Tiles::of(&self.card, rules).hidden(model))
+            } else {
+                compiled
+            },
         );
         let experts = match rules.experts_kept {
             true if self.swizzles(model, rules) => self.swizzled(model, batch.tokens),
@@ -113,10 +117,10 @@ impl VllmPlan {
 
     /// Both buffers of experts, one after the other (`TritonExperts.workspace_shapes` of v0.14.0): outputs or products, and
     /// both halves or outputs.
-    fn expert_buffers(&self, model: &ServedModel, tokens: u64) -> u64 {
+    fn expert_buffers(&self, model: &ServedModel, rules: &Rules, tokens: u64) -> u64 {
         let (tensor, replicas) = (self.tensor_parallel.max(1), self.data_parallel.max(1));
         let cards = if self.expert_parallel { 1 } else { tensor.saturating_mul(replicas) };
-        let (hidden, width) = (load::Tiles::of(&self.card).hidden(model), model.expert_width / cards);
+        let (hidden, width) = (load::Tiles::of(&self.card, rules).hidden(model), model.expert_width / cards);
         let both = width.max(hidden).saturating_add(width.saturating_mul(2).max(hidden));
         two(tokens.saturating_mul(replicas).saturating_mul(model.chosen_experts), both)
     }

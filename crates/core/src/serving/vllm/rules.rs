@@ -78,7 +78,8 @@ pub struct Rules {
     /// Whether the layout of Triton's experts in MXFP4 is known on all cards (mxfp4.py and third_party/triton_kernels); else
     /// tiles of 0.11, but for Hopper.
     pub swizzles: bool,
-    /// That layout on Hopper, where Triton has one (`_swizzle_mxfp4` of mxfp4_utils.py wants a torch after 2.8.0).
+    /// That layout on Hopper. Before 0.12 Triton's kernels had to be installed beside vLLM, without which Marlin runs them
+    /// (`get_mxfp4_backend` of mxfp4.py, v0.11.0: `has_triton_kernels`).
     pub hopper: Option<HopperLayout>,
     /// How the towers of Qwen's image models attend.
     pub tower: Tower,
@@ -240,9 +241,8 @@ const V0_11_1: Rules = Rules {
     since: [0, 11, 1],
     benchmarks: true,
     latent_step: 64,
-    hopper: Some(HopperLayout { values: 32, groups: 2, scales_kept: true }),
     tower: Tower::Single,
-    source: "vllm/model_executor/models/config.py of v0.11.1: `kernel_block_alignment_size`; quantization/mxfp4.py and torch 2.9, which vllm/config/compilation.py fuses more with",
+    source: "vllm/model_executor/models/config.py of v0.11.1: `kernel_block_alignment_size`; torch 2.9, which vllm/config/compilation.py fuses more with",
     ..V0_11_0
 };
 const V0_12_0: Rules = Rules {
@@ -250,7 +250,9 @@ const V0_12_0: Rules = Rules {
     group_slack: 25,
     lora_extra_vocabulary: 0,
     tower: Tower::Turned,
-    source: "vllm/v1/core/kv_cache_utils.py and vllm/config/lora.py of v0.12.0: adapters no longer add words",
+    hopper: Some(HopperLayout { values: 32, groups: 2, scales_kept: true }),
+    source: "vllm/v1/core/kv_cache_utils.py and vllm/config/lora.py of v0.12.0: adapters no longer add words; \
+             cmake/external_projects/triton_kernels.cmake brings Triton's kernels, quantization/mxfp4.py",
     ..V0_11_1
 };
 const V0_13_0: Rules = Rules {

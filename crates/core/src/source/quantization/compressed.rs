@@ -2,6 +2,8 @@
 //!
 //! Shapes from compressed-tensors 0.20 `compressors/*/base.py` and `quantization/lifecycle/initialize.py`.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde_json::Value;
 
 use super::keys::{Keys, bad};
@@ -241,7 +243,7 @@ impl Layout {
 /// ModelOpt: `quant_algo` in `config.json`, or the section `quantization` of its own `hf_quant_config.json`.
 pub(super) fn read_modelopt(keys: &Keys<'_>) -> Result<Quantization, QuantizationError> {
     let nested = keys.object("quantization")?;
-    let keys = nested.as_ref().unwrap_or(keys);
+    let keys = Keys(nested.as_ref().map_or(keys.0, |nested| nested.0));
     let algorithm = keys.text("quant_algo")?.ok_or_else(|| bad("quant_algo", "is missing".to_owned()))?;
     let byte = |scale| Layout::Byte {
         dtype: DType::F8E4M3,
@@ -250,18 +252,58 @@ pub(super) fn read_modelopt(keys: &Keys<'_>) -> Result<Quantization, Quantizatio
         input_scale: true,
         single_scale: Some(DType::F32),
     };
-    let layout = match algorithm.to_ascii_uppercase().as_str() {
-        "FP8" => byte(Scale::Tensor),
-        "FP8_PER_CHANNEL_PER_TOKEN" => byte(Scale::Channel),
-        "NVFP4" | "W4A16_NVFP4" => Layout::Nvfp4 { modelopt: true, input_scale: true },
-        "MXFP8" => Layout::Mx { bits: 8 },
-        other => return Err(QuantizationError::Unsupported(format!("modelopt {other}"))),
+    let layout = |algorithm: &str| match algorithm.to_ascii_uppercase().as_str() {
+        "FP8" => Ok(byte(Scale::Tensor)),
+        "FP8_PER_CHANNEL_PER_TOKEN" => Ok(byte(Scale::Channel)),
+        "NVFP4" | "W4A16_NVFP4" => Ok(Layout::Nvfp4 { modelopt: true, input_scale: true }),
+        "MXFP8" => Ok(Layout::Mx { bits: 8 }),
+        other => Err(QuantizationError::Unsupported(format!("modelopt {other}"))),
+    };
+    let method = match algorithm.to_ascii_uppercase().as_str() {
+        "MIXED_PRECISION" => Method::Mixed(mixed(&keys, layout)?),
+        _ => Method::ModelOpt(layout(algorithm)?),
     };
     let names = keys.texts("exclude_modules")?.or(keys.texts("ignore")?).unwrap_or_default();
-    let kv_cache = match keys.text("kv_cache_quant_algo")? {
-        Some("FP8") => Some(DType::F8E4M3),
+    let kv_cache = match (keys.get("kv_cache_scheme"), keys.text("kv_cache_quant_algo")?) {
+        (Some(Value::Object(scheme)), _) => element(&Keys(scheme))?,
+        (Some(Value::String(name)), _) if name.eq_ignore_ascii_case("fp8") => Some(DType::F8E4M3),
+        (_, Some("FP8")) => Some(DType::F8E4M3),
         _ => None,
     };
     let description = format!("modelopt {}", algorithm.to_ascii_lowercase());
-    Ok(Quantization { method: Method::ModelOpt(layout), skip: Skip::wildcards(names)?, description, kv_cache })
+    Ok(Quantization { method, skip: Skip::wildcards(names)?, description, kv_cache })
+}
+
+/// ModelOpt with a layout for every module: `quantized_layers` names them, what it does not name is left alone.
+#[derive(Debug, Clone)]
+pub(super) struct Mixed(Vec<(Skip, Layout)>);
+
+fn mixed(
+    keys: &Keys<'_>,
+    layout: impl Fn(&str) -> Result<Layout, QuantizationError>,
+) -> Result<Mixed, QuantizationError> {
+    let missing = || bad("quantized_layers", "is missing".to_owned());
+    let table = keys.object("quantized_layers")?.ok_or_else(missing)?;
+    let mut modules: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for (module, how) in table.0 {
+        let algorithm = how.get("quant_algo").and_then(Value::as_str);
+        let algorithm =
+            algorithm.ok_or_else(|| bad("quantized_layers", format!("does not say the `quant_algo` of `{module}`")))?;
+        // Experts are quantised alike, one by one or all in one tensor (`_resolve_quant_algo` of vLLM's modelopt.py).
+        let end = module.find(".experts.").map_or(module.len(), |at| at + ".experts".len());
+        modules.entry(algorithm).or_default().insert(&module[..end]);
+    }
+    let layouts = modules
+        .into_iter()
+        .map(|(algorithm, names)| Ok((Skip::wildcards(names.into_iter().collect())?, layout(algorithm)?)));
+    Ok(Mixed(layouts.collect::<Result<_, _>>()?))
+}
+
+impl Mixed {
+    pub(super) fn lay_out(&self, matrix: &Matrix, weight: &Weight<'_>, parts: &mut Parts) -> Option<bool> {
+        match self.0.iter().find(|(named, _)| named.leaves(weight.module())) {
+            Some((_, layout)) => layout.lay_out(matrix, weight, parts),
+            None => Some(false),
+        }
+    }
 }

@@ -255,6 +255,29 @@ fn modelopt() {
     assert_eq!(parts(&fp8, &[64, 32]), ["weight fp8_e4m3 [64, 32]", "weight_scale fp32 [1]", "input_scale fp32 [1]"]);
 }
 
+/// As NVIDIA's config of Qwen3.6-35B-A3B-NVFP4 says it: modules by name, experts all in one, one by one in Nemotron's.
+#[test]
+fn modelopt_with_a_layout_for_each_module() {
+    let mixed = read(json!({
+        "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+        "kv_cache_scheme": {"dynamic": false, "num_bits": 8, "type": "float"}, "ignore": ["mtp*"],
+        "quantized_layers": {
+            "model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"},
+            "model.layers.0.mlp.experts.0.up_proj": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
+            "lm_head": {"quant_algo": "NVFP4"}
+        }
+    }));
+    let stored = |weight: &Weight<'_>| mixed.stored(weight).unwrap();
+    assert_eq!(stored(&linear("model.layers.0.self_attn.q_proj.weight", &[64, 32])).parts[0].dtype, DType::F8E4M3);
+    assert!(!stored(&linear("model.layers.1.self_attn.q_proj.weight", &[64, 32])).quantized);
+    let experts = Weight { role: Role::Experts, ..linear("model.layers.0.mlp.experts.up_proj", &[8, 64, 32]) };
+    assert_eq!(stored(&experts).parts[0].bytes, 8 * 64 * 16);
+    assert!(stored(&Weight { role: Role::Head, ..linear("lm_head.weight", &[64, 32]) }).quantized);
+    assert_eq!(mixed.kv_cache, Some(DType::F8E4M3));
+    let none = json!({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"});
+    assert_eq!(refused(none), "quantization_config: `quantized_layers` is missing");
+}
+
 #[test]
 fn hqq_and_the_small_ones() {
     let hqq = read(json!({"quant_method": "hqq", "quant_config": {
