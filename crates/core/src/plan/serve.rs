@@ -47,6 +47,8 @@ pub struct ServePlan {
     pub enforce_eager: bool,
     /// What an earlier start has compiled is found again (vLLM).
     pub compile_cache: bool,
+    /// FlashInfer samples (vLLM).
+    pub flashinfer_sampler: bool,
     /// Encoders of images and sound are not loaded (vLLM).
     pub language_model_only: bool,
     /// `--limit-mm-per-prompt '{"video": 0}'`: no videos in the profile run.
@@ -176,6 +178,7 @@ impl Default for ServePlan {
             block_size: None,
             enforce_eager: false,
             compile_cache: false,
+            flashinfer_sampler: false,
             language_model_only: false,
             no_videos: false,
             images_per_prompt: None,

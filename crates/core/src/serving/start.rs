@@ -253,6 +253,7 @@ fn vllm(plan: &ServePlan, cache_dtype: DType) -> VllmPlan {
         cache_dtype,
         enforce_eager: plan.enforce_eager,
         compiled_before: plan.compile_cache,
+        flashinfer: plan.flashinfer_sampler,
         lora: plan.enable_lora.then_some(lora),
         prefix_caching: plan.enable_prefix_caching,
         speculative_tokens: plan.num_speculative_tokens.unwrap_or(0).min(1 << 16),

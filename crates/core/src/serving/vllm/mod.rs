@@ -55,6 +55,8 @@ pub struct VllmPlan {
     pub enforce_eager: bool,
     /// Whether it finds what an earlier start has compiled (`VLLM_CACHE_ROOT`).
     pub compiled_before: bool,
+    /// Whether FlashInfer samples where the version would not take it unasked (`VLLM_USE_FLASHINFER_SAMPLER`).
+    pub flashinfer: bool,
     /// `--max-loras` and `--max-lora-rank`.
     pub lora: Option<[u64; 2]>,
     /// `--enable-prefix-caching`, where it was asked for: models with states keep a second one.
@@ -94,6 +96,7 @@ impl Default for VllmPlan {
             cache_dtype: DType::BF16,
             enforce_eager: false,
             compiled_before: false,
+            flashinfer: false,
             lora: None,
             prefix_caching: false,
             speculative_tokens: 0,
@@ -239,6 +242,9 @@ impl VllmPlan {
             budget.notes.push(
                 "--compile-cache changes nothing: a first start of this kind holds no more than a later one".into(),
             );
+        }
+        if self.flashinfer && (second || !rules.samples || !(rules.sampler_sorts || rules.sampler_buffers)) {
+            budget.notes.push("--flashinfer-sampler changes nothing: this version samples by it, or sorts no logits while it profiles".into());
         }
         if first > profiled {
             let more = (first - profiled) as f64 / f64::from(1u32 << 30);

@@ -167,7 +167,10 @@ impl VllmPlan {
             return two(batch.tokens, model.hidden).saturating_add(logits);
         }
         let count = rows.saturating_mul(model.vocabulary);
-        let logits = count.saturating_mul(LOGIT).saturating_add(match (rules.sampler_sorts || rows < 8, rows) {
+        // FlashInfer masks what is not among the likeliest, and makes probabilities of the rest: as much as without it, unsorted
+        // (`top_k_top_p_sampling_from_logits`).
+        let sorts = (rules.sampler_sorts || rows < 8) && !self.flashinfer;
+        let logits = count.saturating_mul(LOGIT).saturating_add(match (sorts, rows) {
             (true, 2..128) => {
                 count.saturating_mul(SORTED + SORTING_ROWS).saturating_add(count.div_ceil(SORT_TILE) << 10)
             }
@@ -176,7 +179,7 @@ impl VllmPlan {
         });
         // A row for every multiprocessor that has a sequence (`_TRITON_BUFFER_CACHE` of topk_topp_triton.py).
         let programs = rows.min(self.multiprocessors).next_power_of_two().min(self.multiprocessors);
-        let buffered = rules.sampler_buffers && rows >= 8;
+        let buffered = rules.sampler_buffers && rows >= 8 && !self.flashinfer;
         let buffers = if buffered { programs.saturating_mul(model.vocabulary).saturating_mul(4) } else { 0 };
         // Hidden states of the batch; those that are sampled, and noise of the same size in their stead.
         two(batch.tokens, model.hidden)
