@@ -10,6 +10,8 @@ import json
 import sys
 import zlib
 
+import tables
+
 try:
     from zopfli.zlib import compress
 except ImportError:
@@ -48,9 +50,9 @@ def endless(value):
     return any(map(endless, value)) if isinstance(value, list) else value in (float("inf"), float("-inf"))
 
 
-def lines(path):
+def read(path):
     data = open(path, "rb").read()
-    return (zlib.decompress(data) if path.endswith(".zz") else data).decode().splitlines()
+    return tables.unpacked(zlib.decompress(data).decode()) if path.endswith(".zz") else map(json.loads, data.decode().splitlines())
 
 
 def follows(table, labels=False):
@@ -61,7 +63,7 @@ def follows(table, labels=False):
 
 types = {}
 for path in sys.argv[1:-1]:
-    for row in map(json.loads, lines(path)):
+    for row in read(path):
         source = row.get("from") or f"transformers {row['transformers']}"
         known = types.setdefault(row["type"], {"type": row["type"], "from": source, "classes": {}})
         for name, table in row["classes"].items():
@@ -88,7 +90,7 @@ for known in (types[name] for name in sorted(types)):
         if classes:
             rows.append({**known, "classes": classes})
 for name, rows in parts.items():
-    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+    text = tables.packed(rows)
     packed = compress(text.encode())
     open(f"{sys.argv[-1]}/{name}.jsonl.zz", "wb").write(packed)
     print(f"{name}: {len(rows)} types, {sum(len(row['classes']) for row in rows)} classes, {len(text)} bytes, {len(packed)} packed")

@@ -20,6 +20,7 @@ sys.path[:0] = [os.path.join(HERE, "../../crates/app/src/learn"), HERE]
 DATA = os.path.join(HERE, "../../crates/core/data")
 
 import runs
+import tables
 from runs import END, child
 
 try:
@@ -241,9 +242,8 @@ def of_timm(name):
     return {"type": f"timm/{name}", "class": "AutoModelForImageClassification", "defaults": {}, "classes": CLASSES, "program": program}
 
 
-def tables():
-    for line in zlib.decompress(open(f"{DATA}/learned.jsonl.zz", "rb").read()).decode().splitlines():
-        row = json.loads(line)
+def known():
+    for row in tables.unpacked(zlib.decompress(open(f"{DATA}/learned.jsonl.zz", "rb").read()).decode()):
         for auto_class in row["classes"]:
             yield row["type"], auto_class
 
@@ -264,7 +264,7 @@ def main():
         return
     import transformers.modeling_utils  # noqa: F401 (once for all)
 
-    for model_type, auto_class in [name.split(":") if ":" in name else (name, "") for name in names] or tables():
+    for model_type, auto_class in [name.split(":") if ":" in name else (name, "") for name in names] or known():
         base = f"{folder}/{model_type.replace('/', '-')}-{auto_class.removeprefix('AutoModelFor')}"
         if os.path.exists(base + ".json") or os.path.exists(base + ".refused") or time.time() > END:
             continue

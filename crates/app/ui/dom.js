@@ -75,6 +75,14 @@ export function typed(id, type) {
 }
 
 /**
+ * Changes a text only where it differs: an alert speaks when its text changes, and what is set again is laid out again.
+ * @param {string} id @param {string} text
+ */
+export function setText(id, text) {
+  if (byId(id).textContent !== text) byId(id).textContent = text;
+}
+
+/**
  * Puts new content into an element. Focus stays where it was when the new content has a control with the same `data-key`.
  * @param {Element} element
  * @param {...Child} children

@@ -4,7 +4,7 @@
  * what the answer says the default is.
  */
 
-import { byId, h } from './dom.js';
+import { byId, h, setText } from './dom.js';
 import { isAsked } from './fields/field.js';
 import { fields, groups } from './fields/index.js';
 import { defaults, engineOf, isHonoured, placed, rows } from './fields/settings.js';
@@ -163,7 +163,7 @@ export class Form {
       const element = byId(`group-${group.id}`);
       const rows = [...this.#rows.values()].filter((row) => row.field.group === group.id && isShown(row.wrapper));
       element.hidden = rows.length === 0;
-      byId(`digest-${group.id}`).textContent = rows.length > 0 ? group.summary(show, this.store.job) : '';
+      setText(`digest-${group.id}`, rows.length > 0 ? group.summary(show, this.store.job) : '');
       const more = element.querySelector('.more');
       if (more instanceof HTMLElement) more.hidden = !rows.some((row) => row.field.more);
     }
@@ -287,7 +287,9 @@ export class Form {
     const resolved = this.#resolved[task];
     if (field.resets) this.#resolved = {};
     else if (resolved && !field.get) this.#resolved[task] = field.put(resolved, value, this.#at, true);
-    this.store.update(field.set(this.store.job, value, this.#at));
+    // A number leaves the form as it is; a choice may bring other fields, which are wanted at once.
+    const typed = field.type === 'int' || field.type === 'number';
+    this.store.update(field.set(this.store.job, value, this.#at), typed ? 'typed' : 'edit');
   }
 }
 

@@ -4,7 +4,7 @@
 import { Refusal, get, inside, list, post } from './api.js';
 import { Asker } from './ask.js';
 import { Compare } from './compare.js';
-import { byId, h, refill, typed } from './dom.js';
+import { byId, h, refill, setText, typed } from './dom.js';
 import { Exporter } from './export.js';
 import { isHonoured, rows, servers, unlisted } from './fields/settings.js';
 import { Form, sentence } from './form.js';
@@ -54,7 +54,7 @@ results.pinButton = compare.button;
 
 /** @param {string} text */
 function stale(text) {
-  byId('stale').textContent = text;
+  setText('stale', text);
   byId('results').classList.toggle('is-stale', text !== '');
 }
 
@@ -65,11 +65,6 @@ function showProblems(problems) {
   const rest = homeless.filter((one) => !model.includes(one));
   setText('model-problem', model.map(sentence).join(' '));
   setText('plan-problem', rest.map(sentence).join(' '));
-}
-
-/** An alert speaks when its text changes, so it changes only when it must. @param {string} id @param {string} text */
-function setText(id, text) {
-  if (byId(id).textContent !== text) byId(id).textContent = text;
 }
 
 /** @param {Job} job @param {AbortSignal} signal @param {boolean} [every] on every card @returns {Promise<any>} */
@@ -136,13 +131,23 @@ function show(job, document, started) {
   byId('results').dataset['answers'] = String(Number(byId('results').dataset['answers'] ?? 0) + 1);
 }
 
-/** The next frame is on the screen. @returns {Promise<void>} */
-const painted = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+const frame = () => new Promise((done) => requestAnimationFrame(done));
+
+/**
+ * What is in the page now is on the screen: the first frame lays it out, and when the next begins it is shown. Work before that
+ * takes the processor from whoever draws, and a new title makes the browser draw its own window first.
+ */
+async function painted() {
+  await frame();
+  await frame();
+  await new Promise((done) => setTimeout(done));
+}
 
 /** What belongs to the number and may come a frame later. @param {Job} job */
 function explain(job) {
   results.explain();
   form.setResolved(results.report);
+  redraw();
   heating.abort();
   heating = new AbortController();
   offerHeat(isServed(job) && results.report !== null, () => void compareCards(job, heating.signal));
@@ -325,15 +330,36 @@ store.subscribe((why) => {
     return;
   }
   if (why === 'model' || why === 'restore') delete byId('model-facts').dataset['inspected'];
-  // What was typed is checked already, so the question goes out first.
+  // What was typed is checked already, so the question goes out first; what it changes in the form follows the number.
+  if (why === 'typed') {
+    if (form.isValid) ask();
+    writeAddress(true);
+    clearTimeout(redrawing);
+    redrawing = setTimeout(() => {
+      form.sync();
+      redraw();
+    }, LATEST);
+    return;
+  }
   const isEdit = why === 'edit';
   if (isEdit && form.isValid) ask();
   form.sync(!isEdit);
-  picker.sync();
-  showUnshown();
+  redraw();
   writeAddress(why !== 'restore');
   if (!isEdit && form.isValid) ask();
 });
+
+/** Where a number takes longer than this, in ms, the form does not wait for it. */
+const LATEST = 100;
+/** @type {ReturnType<typeof setTimeout> | undefined} */
+let redrawing;
+
+/** What is shown of the job besides the form's fields. */
+function redraw() {
+  clearTimeout(redrawing);
+  picker.sync();
+  showUnshown();
+}
 
 /** The state of the address, where there is one. */
 async function readAddress() {

@@ -12,8 +12,8 @@
 //!
 //! Beside the flow: [`calibrate`] learns what a machine takes from measured runs; [`doctor`] says what broke one; [`lens`] has published formulas;
 //! [`planner`] tries other plans; [`recording`] reads what real runs recorded; [`serving`] has the serving engines' own
-//! budgets; [`verify`] scores predictions against recorded truth; [`work`] bounds what an answer may take; [`units`] and
-//! [`dtype`] are what all share.
+//! budgets; [`verify`] scores predictions against recorded truth; [`work`] bounds what an answer may take; [`units`],
+//! [`dtype`], [`order`] and [`typed`] are what all share.
 //!
 //! ```
 //! use vramcast_core::memory::simulation;
@@ -39,12 +39,14 @@ pub mod dtype;
 pub mod lens;
 pub mod memory;
 pub mod model;
+pub mod order;
 pub mod plan;
 pub mod planner;
 pub mod recording;
 pub mod report;
 pub mod serving;
 pub mod source;
+pub mod typed;
 pub mod units;
 pub mod verify;
 pub mod work;

@@ -65,7 +65,7 @@ impl Machine {
             (Some(named), own) => {
                 let gpu = match named {
                     Value::String(name) => cards.find(name)?,
-                    whole => serde_json::from_value(whole.clone()).map_err(|error| {
+                    whole => vramcast_core::typed::read(whole.clone()).map_err(|error| {
                         Failure::bad_input(format!("gpu: {error}")).at(Place::Setting("gpu".into()))
                     })?,
                 };

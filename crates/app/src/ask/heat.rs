@@ -77,7 +77,7 @@ pub(crate) fn heat(prepared: &Prepared) -> Result<Heat, Failure> {
     };
     let mut cards: Vec<Gpu> = prepared.cards().all().collect();
     let own = first.report.plan.gpu().name.clone();
-    cards.sort_by_key(|card| (size(card), card.name != own, card.memory));
+    vramcast_core::order::sort_by_key(&mut cards, |card| (size(card), card.name != own, card.memory));
     cards.dedup_by_key(|card| size(card));
     let cell = |gpu: &Gpu, format: &Value| {
         let mut request = prepared.with("gpu", json!(gpu.name));

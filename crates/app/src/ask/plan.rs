@@ -75,7 +75,7 @@ fn on_all_cores(requests: &[Request], one: &(impl Fn(&Request) -> Outcome + Sync
         let threads: Vec<_> = (0..cores).map(|_| scope.spawn(worker)).collect();
         threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()).collect()
     });
-    done.sort_by_key(|(at, _)| *at);
+    vramcast_core::order::sort_by_key(&mut done, |(at, _)| *at);
     done.into_iter().map(|(_, outcome)| outcome).collect()
 }
 

@@ -1,9 +1,12 @@
 //! `vramcast page`: the page as a static site, with the core inside it instead of a server.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use clap::Args;
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 
 use super::context::Context;
@@ -48,7 +51,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     if !core.starts_with(MAGIC) {
         return Err(within("it is not WebAssembly".to_owned()).hint(RECIPE));
     }
-    let mut bytes = core.len();
+    let (mut bytes, mut packed) = (core.len(), gzipped(&core));
     let write = |name: &str, content: &[u8]| {
         let path = folder.join(name.trim_start_matches('/'));
         std::fs::create_dir_all(path.parent().unwrap_or(folder)).and_then(|()| disk::write(&path, content))
@@ -58,17 +61,26 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         let content = if *name == "/index.html" { &index(content) } else { *content };
         write(name, content).map_err(unwritten)?;
         bytes += content.len();
+        packed += gzipped(content);
     }
     let files = assets::PAGE.len() + 1;
     if as_json {
-        let document = json!({"schema": 1, "folder": folder, "files": files, "bytes": bytes, "core": core.len()});
+        let document =
+            json!({"schema": 1, "folder": folder, "files": files, "bytes": bytes, "gzip": packed, "core": core.len()});
         return Ok(Answer::document(document, Exit::Success));
     }
     let shown = folder.display();
     Ok(Answer::success(format!(
-        "{shown}: {files} files, {:.1} MB; any web server serves it:\n  python3 -m http.server --directory {shown}\n",
-        bytes as f64 / 1e6
+        "{shown}: {files} files, {:.1} MB, {:.2} under gzip; any web server serves it:\n  python3 -m http.server --directory {shown}\n",
+        bytes as f64 / 1e6,
+        packed as f64 / 1e6
     )))
+}
+
+/// What a visitor waits for: the size of a file as most hosts send it.
+fn gzipped(content: &[u8]) -> usize {
+    let mut packed = GzEncoder::new(Vec::new(), Compression::best());
+    packed.write_all(content).and_then(|()| packed.finish()).map_or(content.len(), |packed| packed.len())
 }
 
 /// The first page, which names the core, asks for it and all modules at once, and allows itself no more than the server would.

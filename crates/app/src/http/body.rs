@@ -11,6 +11,7 @@ use vramcast_core::ask::{Asked, Given, Task};
 use vramcast_core::model::Assumption;
 use vramcast_core::plan::{InferPlan, ServePlan, TrainPlan};
 use vramcast_core::report::Level;
+use vramcast_core::typed::{self, Misread};
 
 use super::problem::Problem;
 use crate::ask::found::Subject;
@@ -37,47 +38,44 @@ pub(crate) struct Json<T>(pub(crate) T);
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
     type Rejection = Problem;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
-        let kind = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-        let kind = kind.and_then(|kind| kind.split(';').next()).unwrap_or_default().trim();
-        if !kind.eq_ignore_ascii_case("application/json") {
-            let detail = format!("the body is {kind:?}, not application/json");
-            return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail)
-                .hint("send the header content-type: application/json"));
-        }
-        let reading = axum::body::Bytes::from_request(request, state);
-        let bytes = in_time(reading).await?.map_err(|rejection| match rejection.status() {
-            StatusCode::PAYLOAD_TOO_LARGE => Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large"),
-            _ => Problem::new(StatusCode::BAD_REQUEST, "the body could not be read"),
-        })?;
-        let value: Value = serde_json::from_slice(&bytes)
-            .map_err(|error| Problem::new(StatusCode::BAD_REQUEST, format!("the body is not JSON: {error}")))?;
-        // serde would take a list for an object, its values in order.
-        for (place, part) in [("", Some(&value)), ("/engine_options", value.get("engine_options"))] {
-            if part.is_some_and(|part| !part.is_object()) {
-                let problem = Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "it is not an object");
-                return Err(problem.at(place));
-            }
-        }
-        let value = serde_path_to_error::deserialize(value).map_err(|error| {
-            let field = pointer(error.path());
-            Problem::new(StatusCode::UNPROCESSABLE_ENTITY, reworded(&error.into_inner().to_string())).at(field)
-        })?;
-        Ok(Self(value))
+    async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
+        typed::located(tree(request).await?).map(Self).map_err(misread)
     }
 }
 
-/// A path as a JSON pointer.
-fn pointer(path: &serde_path_to_error::Path) -> String {
-    use serde_path_to_error::Segment;
-    let part = |segment: &Segment| match segment {
-        Segment::Seq { index } => format!("/{index}"),
-        Segment::Map { key } | Segment::Enum { variant: key } => {
-            format!("/{}", key.replace('~', "~0").replace('/', "~1"))
+/// What a body says. Once for all kinds of requests: a page waits for every copy.
+async fn tree(request: Request) -> Result<Value, Problem> {
+    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let kind = kind.and_then(|kind| kind.split(';').next()).unwrap_or_default().trim();
+    if !kind.eq_ignore_ascii_case("application/json") {
+        let detail = format!("the body is {kind:?}, not application/json");
+        return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail)
+            .hint("send the header content-type: application/json"));
+    }
+    let reading = axum::body::Bytes::from_request(request, &());
+    let bytes = in_time(reading).await?.map_err(|rejection| match rejection.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large"),
+        _ => Problem::new(StatusCode::BAD_REQUEST, "the body could not be read"),
+    })?;
+    let value: Value = serde_json::from_slice(&bytes)
+        .map_err(|error| Problem::new(StatusCode::BAD_REQUEST, format!("the body is not JSON: {error}")))?;
+    // Said as it is, before a reader says it of a type.
+    for (place, part) in [("", Some(&value)), ("/engine_options", value.get("engine_options"))] {
+        if part.is_some_and(|part| !part.is_object()) {
+            return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "it is not an object").at(place));
         }
-        Segment::Unknown => String::new(),
-    };
-    path.iter().map(part).collect()
+    }
+    Ok(value)
+}
+
+fn misread(misread: Misread) -> Problem {
+    let field = pointer(&misread.place);
+    Problem::new(StatusCode::UNPROCESSABLE_ENTITY, reworded(&misread.error.to_string())).at(field)
+}
+
+/// A path as a JSON pointer.
+fn pointer(place: &[String]) -> String {
+    place.iter().map(|key| format!("/{}", key.replace('~', "~0").replace('/', "~1"))).collect()
 }
 
 /// A request, as faults see it.

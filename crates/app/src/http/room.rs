@@ -1,8 +1,7 @@
 //! Where estimates are computed: on a server's threads, or where they are asked for.
 
-use std::hash::Hash;
 #[cfg(not(target_family = "wasm"))]
-use std::hash::{DefaultHasher, Hasher};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 #[cfg(not(target_family = "wasm"))]
 use super::pool::Pool;
@@ -19,18 +18,18 @@ pub(crate) enum Room {
 }
 
 impl Room {
-    /// Computes something as soon as there is room; `question` tells what is asked.
+    /// Computes something as soon as there is room; `question` tells what is asked, where somebody wants to know.
     #[cfg_attr(target_family = "wasm", allow(unused_variables, reason = "nobody waits for room there"))]
     pub(crate) async fn run<T: Send + 'static>(
         &self,
-        question: impl Hash,
+        question: impl FnOnce() -> String,
         compute: impl Fn() -> Result<T, Problem> + Send + Sync + 'static,
     ) -> Result<T, Problem> {
         match self {
             #[cfg(not(target_family = "wasm"))]
             Self::Server(pool) => {
                 let mut hasher = DefaultHasher::new();
-                question.hash(&mut hasher);
+                question().hash(&mut hasher);
                 pool.run(hasher.finish(), compute).await
             }
             Self::Here => {

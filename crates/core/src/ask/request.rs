@@ -290,7 +290,7 @@ fn named(asked: &Asked, runner: Runner, faults: &mut Faults) -> Vec<Named> {
         faults.add(Fault::new("tensor_split", problem).or("leave the number of cards out, the shares say it"));
     }
     // The sort is stable: among alike ones the order is the user's.
-    found.sort_by_key(|(rank, _)| *rank);
+    crate::order::sort_by_key(&mut found, |(rank, _)| *rank);
     found.into_iter().map(|(_, one)| one).collect()
 }
 

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::plan::{AllocatorOptions, Fault, Gpu, Gpus, Machine, PlanError};
+use crate::typed;
 
 /// The version of the file; it changes when a key changes its meaning.
 const SCHEMA: u32 = 1;
@@ -39,11 +40,17 @@ impl Profile {
     /// Reads a file's text.
     pub fn parse(text: &str) -> Result<Self, PlanError> {
         let bad = |value: String, expected: &str| PlanError::from(Fault::value("profile", value, expected));
-        let profile: Self = toml::from_str(text).map_err(|error| {
-            let line = error.span().map(|at| 1 + text.get(..at.start).unwrap_or_default().matches('\n').count());
-            let place = line.map_or_else(String::new, |line| format!(" (line {line}: {})", error.message().trim()));
-            let problem = format!("it is no profile of a machine{place}");
+        let none = |place: String, problem: &str| {
+            let problem = format!("it is no profile of a machine ({place}{})", problem.trim());
             PlanError::from(Fault::new("profile", problem).or("give a file that `vramcast calibrate --out` wrote"))
+        };
+        let tree = toml::from_str(text).map_err(|error| {
+            let line = error.span().map(|at| 1 + text.get(..at.start).unwrap_or_default().matches('\n').count());
+            none(line.map_or_else(String::new, |line| format!("line {line}: ")), error.message())
+        })?;
+        let profile: Self = typed::located(tree).map_err(|misread| {
+            let place = misread.place.join(".");
+            none(if place.is_empty() { place } else { format!("{place}: ") }, &misread.error.to_string())
         })?;
         if profile.schema != SCHEMA {
             return Err(bad(format!("schema {}", profile.schema), "of schema 1; calibrate again"));

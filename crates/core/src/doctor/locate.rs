@@ -79,6 +79,8 @@ pub fn requests(run: &Simulation, said: u64) -> Vec<Request> {
             _ => {}
         }
     }
-    found.sort_by(|a, b| b.times.cmp(&a.times).then(a.phase.cmp(&b.phase)).then(a.operation.cmp(b.operation)));
+    crate::order::sort_by(&mut found, |a, b| {
+        b.times.cmp(&a.times).then(a.phase.cmp(&b.phase)).then(a.operation.cmp(b.operation))
+    });
     found
 }

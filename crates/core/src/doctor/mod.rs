@@ -120,7 +120,7 @@ pub fn diagnose(text: &str) -> Vec<Finding> {
     }
     // A host that is full stops ranks, which others then report as lost; a card that is full is said by itself.
     let certain = |finding: &Finding| (finding.cause == Cause::NotMemory, finding.message.is_none());
-    found.sort_by_key(certain);
+    crate::order::sort_by_key(&mut found, certain);
     if found.iter().any(|finding| finding.cause != Cause::NotMemory) {
         found.retain(|finding| finding.cause != Cause::NotMemory);
     }

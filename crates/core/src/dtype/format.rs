@@ -9,6 +9,7 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 
 use super::{DType, elements};
+use crate::typed;
 
 /// Why a file of formats was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -151,7 +152,7 @@ impl Format {
 pub fn builtin_formats() -> &'static [Format] {
     static FORMATS: LazyLock<Vec<Format>> = LazyLock::new(|| {
         // A test reads the embedded file, so the empty answer cannot be reached in a released build.
-        formats_from_toml(include_str!("../../data/dtypes.toml")).unwrap_or_default()
+        typed::embedded(include_str!("../../data/dtypes.toml")).and_then(|file| checked(file).ok()).unwrap_or_default()
     });
     &FORMATS
 }
@@ -178,7 +179,10 @@ pub fn ggml_format(ggml_type: u32) -> Option<&'static Format> {
 /// assert_eq!(mine[0].bytes(&[1024, 1024]), Some(786_432));
 /// ```
 pub fn formats_from_toml(text: &str) -> Result<Vec<Format>, FormatError> {
-    let file: File = toml::from_str(text).map_err(|error| FormatError::Syntax(error.to_string()))?;
+    checked(toml::from_str(text).map_err(|error| FormatError::Syntax(error.to_string()))?)
+}
+
+fn checked(file: File) -> Result<Vec<Format>, FormatError> {
     let formats = file.format.into_iter().map(Row::check).collect::<Result<Vec<_>, _>>()?;
     let mut names: Vec<String> = formats
         .iter()

@@ -156,6 +156,15 @@ impl Graph {
     }
 
     fn module_of<T>(&mut self, name: &str, kind: ModuleKind, body: impl FnOnce(&mut Self) -> T) -> T {
+        let parent_len = self.begin(name, kind);
+        let result = body(self);
+        self.end(parent_len);
+        result
+    }
+
+    /// What is the same for every body stands once: there are hundreds, and in a page each copy is waited for.
+    #[inline(never)]
+    fn begin(&mut self, name: &str, kind: ModuleKind) -> usize {
         let parent_len = self.path.len();
         if !self.path.is_empty() {
             self.path.push('.');
@@ -164,11 +173,15 @@ impl Graph {
         let id = self.add_module(self.path.clone(), kind);
         self.steps.borrow_mut().push(Step::Enter(id));
         self.stack.push(id);
-        let result = body(self);
-        self.stack.pop();
-        self.steps.borrow_mut().push(Step::Exit(id));
+        parent_len
+    }
+
+    #[inline(never)]
+    fn end(&mut self, parent_len: usize) {
+        if let Some(id) = self.stack.pop() {
+            self.steps.borrow_mut().push(Step::Exit(id));
+        }
         self.path.truncate(parent_len);
-        result
     }
 
     /// Begins a module by its whole path: what was recorded elsewhere enters and leaves as its own code did.

@@ -81,7 +81,9 @@ impl<'a> Walk<'a> {
         let mut children: Vec<_> = names.into_iter().zip(children).collect();
         if let Some(line) = line {
             // A second name that no line knows is that of a module made last.
-            children.sort_by_key(|(name, _)| line.iter().position(|known| known == name).unwrap_or(usize::MAX));
+            crate::order::sort_by_key(&mut children, |(name, _)| {
+                line.iter().position(|known| known == name).unwrap_or(usize::MAX)
+            });
         }
         let mut last: Option<(Vec<(usize, &str)>, usize)> = None;
         for (_, members) in children {

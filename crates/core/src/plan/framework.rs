@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{PlanError, TrainPlan};
+use crate::typed;
 
 const EMBEDDED: &str = include_str!("../../data/frameworks.toml");
 
@@ -77,7 +78,7 @@ struct File {
 impl Framework {
     /// All profiles.
     pub fn all() -> Vec<Self> {
-        toml::from_str::<File>(EMBEDDED).map(|file| file.framework).unwrap_or_default()
+        typed::embedded::<File>(EMBEDDED).map(|file| file.framework).unwrap_or_default()
     }
 
     /// The profile of a name, or of `name@version`.
@@ -135,7 +136,7 @@ pub fn change<'a>(
     for (key, new) in changes {
         set(&mut value, key, new);
     }
-    serde_json::from_value(value).map_err(|error| PlanError::BadValue {
+    typed::read(value).map_err(|error| PlanError::BadValue {
         key: "plan".into(),
         value: error.to_string(),
         expected: "what `vramcast schema` prints".into(),

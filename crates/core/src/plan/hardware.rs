@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::PlanError;
 use super::machine::{self, Machine};
+use crate::typed;
 
 /// The embedded table of cards.
 const EMBEDDED: &str = include_str!("../../data/gpus.toml");
@@ -78,17 +79,19 @@ impl Gpus {
     pub fn embedded() -> Self {
         // The table is part of the program; a test reads it. Read once: that takes as long as a small estimate.
         static TABLE: LazyLock<Vec<Row>> =
-            LazyLock::new(|| toml::from_str::<File>(EMBEDDED).map(|file| file.gpu).unwrap_or_default());
+            LazyLock::new(|| typed::embedded::<File>(EMBEDDED).map(|file| file.gpu).unwrap_or_default());
         Self(TABLE.clone())
     }
 
     /// Adds the cards of a user's file, which come first.
     pub fn with(mut self, text: &str) -> Result<Self, PlanError> {
-        let file: File = toml::from_str(text).map_err(|error| PlanError::BadValue {
+        let bad = |problem: &str| PlanError::BadValue {
             key: "gpu-file".into(),
-            value: error.message().lines().next().unwrap_or_default().to_owned(),
+            value: problem.lines().next().unwrap_or_default().to_owned(),
             expected: "a table of [[gpu]] entries with name and memory_mib".into(),
-        })?;
+        };
+        let tree = toml::from_str(text).map_err(|error| bad(error.message()))?;
+        let file: File = typed::read(tree).map_err(|error| bad(&error.to_string()))?;
         self.0.splice(0..0, file.gpu);
         Ok(self)
     }

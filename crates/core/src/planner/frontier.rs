@@ -156,7 +156,7 @@ fn choose(mut all: Vec<Found>) -> Vec<Found> {
     let trains = |found: &Found| (level(&found.made), quantises(&found.made), found.tried.request.runner);
     let adapted: Vec<_> = all.iter().filter(|found| !found.rounds()).map(trains).collect();
     all.retain(|found| level(&found.made) != Cost::Training || !found.rounds() || !adapted.contains(&trains(found)));
-    all.sort_by(|a, b| {
+    crate::order::sort_by(&mut all, |a, b| {
         (level(&a.made), a.tried.totals.process)
             .cmp(&(level(&b.made), b.tried.totals.process))
             .then(time(a).total_cmp(&time(b)))
@@ -190,7 +190,7 @@ fn choose(mut all: Vec<Found>) -> Vec<Found> {
     picked.dedup();
     let mut chosen: Vec<Found> =
         all.into_iter().enumerate().filter(|(at, _)| picked.contains(at)).map(|(_, found)| found).collect();
-    chosen.sort_by(|a, b| level(&a.made).cmp(&level(&b.made)).then(time(a).total_cmp(&time(b))));
+    crate::order::sort_by(&mut chosen, |a, b| level(&a.made).cmp(&level(&b.made)).then(time(a).total_cmp(&time(b))));
     chosen.truncate(MOST);
     chosen
 }

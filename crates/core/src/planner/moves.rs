@@ -424,7 +424,7 @@ pub const MOVES: &[Move] = &[
             let maker = tree::get(now.tree, "gpu.vendor").and_then(Value::as_str).unwrap_or_default();
             let mut larger: Vec<&Gpu> =
                 now.cards.iter().filter(|card| card.memory > own && card.vendor == maker).collect();
-            larger.sort_by(|a, b| (a.memory, &a.name).cmp(&(b.memory, &b.name)));
+            crate::order::sort_by(&mut larger, |a, b| (a.memory, &a.name).cmp(&(b.memory, &b.name)));
             larger.dedup_by(|a, b| a.memory == b.memory);
             larger.into_iter().map(|card| json!({"gpu": card.name})).collect()
         },

@@ -89,12 +89,14 @@ pub fn changes(
     let cheapest = found.iter().map(|suggestion| suggestion.cost).min();
     found.extend(search.together(&steps, cheapest));
     if found.is_empty() {
-        steps.sort_by_key(|step| step.tried.totals.process);
+        crate::order::sort_by_key(&mut steps, |step| step.tried.totals.process);
         let saves = |step: &&Step| step.one.cost != Cost::Hardware && step.tried.totals.process < now.process;
         let saving = steps.iter().filter(saves).take(3);
         found.extend(saving.filter_map(|step| search.suggestion(&[(step.one, step.values.last()?)])));
     }
-    found.sort_by(|a, b| (a.cost, a.moves, a.process, &a.change).cmp(&(b.cost, b.moves, b.process, &b.change)));
+    crate::order::sort_by(&mut found, |a, b| {
+        (a.cost, a.moves, a.process, &a.change).cmp(&(b.cost, b.moves, b.process, &b.change))
+    });
     found
 }
 
@@ -186,7 +188,7 @@ impl Search<'_> {
                 sets.push((set.iter().map(saved).fold(0, u64::saturating_add), set.to_vec()));
             }
         });
-        sets.sort_by_key(|(saved, _)| std::cmp::Reverse(*saved));
+        crate::order::sort_by_key(&mut sets, |(saved, _)| std::cmp::Reverse(*saved));
         sets.iter().take(TRIES).find_map(|(_, set)| {
             let last: Vec<(&Move, &Value)> =
                 set.iter().filter_map(|at| Some((steps[*at].one, steps[*at].values.last()?))).collect();

@@ -200,7 +200,7 @@ impl Question<'_> {
         let asked = self.attempt(&json!({}))?;
         let mut cards: Vec<Gpu> = (self.around.cards)().all().collect();
         cards.retain(|card| card.vendor == asked.plan.gpu().vendor);
-        cards.sort_by(|a, b| (a.memory, &a.name).cmp(&(b.memory, &b.name)));
+        crate::order::sort_by(&mut cards, |a, b| (a.memory, &a.name).cmp(&(b.memory, &b.name)));
         let mut before = None;
         for card in cards {
             let name = json!(card.name);

@@ -101,7 +101,7 @@ fn timeline(bytes: &[u8]) -> Result<Recording, RecordingError> {
         }
     }
     parts.retain(|part| part.bytes > 0);
-    parts.sort_by_key(|part| std::cmp::Reverse(part.bytes));
+    crate::order::sort_by_key(&mut parts, |part| std::cmp::Reverse(part.bytes));
     Ok(Recording {
         kind: "memory timeline of torch.profiler",
         peak_allocated: bytes_of(fullest),

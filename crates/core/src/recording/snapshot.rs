@@ -279,7 +279,7 @@ fn parts(entries: &[Entry], alive: &[Alive], peak: u64, place_of: &mut impl FnMu
         *sums.entry(None).or_default() += rest;
     }
     let mut parts: Vec<Part> = sums.into_iter().map(|(purpose, bytes)| Part { purpose, bytes }).collect();
-    parts.sort_by_key(|part| std::cmp::Reverse(part.bytes));
+    crate::order::sort_by_key(&mut parts, |part| std::cmp::Reverse(part.bytes));
     parts
 }
 
@@ -313,7 +313,7 @@ fn sites(pickle: &Pickle<'_>, alive: &[Alive]) -> Vec<Site> {
     }
     let mut sites: Vec<Site> =
         sums.into_iter().map(|(source, (bytes, blocks))| Site { source, bytes, blocks }).collect();
-    sites.sort_by_key(|site| std::cmp::Reverse(site.bytes));
+    crate::order::sort_by_key(&mut sites, |site| std::cmp::Reverse(site.bytes));
     sites.truncate(SITES);
     sites
 }

@@ -113,7 +113,7 @@ impl Alive {
             .map(|((path, ..), (info, count))| Group { module: paths.names[path].clone(), info, count })
             .collect();
         let name = |group: &Group| category_name(group.info.category);
-        groups.sort_by(|a, b| {
+        crate::order::sort_by(&mut groups, |a, b| {
             let order = (&a.module, a.info.operation, a.info.bytes, name(a));
             b.bytes().cmp(&a.bytes()).then_with(|| order.cmp(&(&b.module, b.info.operation, b.info.bytes, name(b))))
         });
@@ -150,7 +150,7 @@ impl Alive {
         }
         let share = |(path, bytes): (&String, u64)| ModuleShare { path: path.clone(), bytes };
         let mut shares: Vec<ModuleShare> = shares.into_iter().map(share).collect();
-        shares.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.path.cmp(&b.path)));
+        crate::order::sort_by(&mut shares, |a, b| b.bytes.cmp(&a.bytes).then_with(|| a.path.cmp(&b.path)));
         shares
     }
 

@@ -15,6 +15,7 @@ use crate::memory::simulation::Simulation;
 use crate::model::Model;
 use crate::plan::parallel::{Engine, Parallel};
 use crate::plan::{Checkpointing, ModelSizes, TrainPlan};
+use crate::typed;
 
 const EMBEDDED: &str = include_str!("../../data/speeds.toml");
 
@@ -75,7 +76,7 @@ struct Sent {
 
 fn speed(name: &str) -> Option<&'static Speed> {
     static TABLE: LazyLock<Vec<Speed>> =
-        LazyLock::new(|| toml::from_str::<File>(EMBEDDED).map(|file| file.card).unwrap_or_default());
+        LazyLock::new(|| typed::embedded::<File>(EMBEDDED).map(|file| file.card).unwrap_or_default());
     TABLE.iter().find(|speed| speed.name == name)
 }
 

@@ -79,7 +79,7 @@ impl Runs {
     fn of(errors: &[[Option<f64>; 2]]) -> Self {
         let p95 = |level: usize| {
             let mut sizes: Vec<f64> = errors.iter().filter_map(|both| both[level]).map(f64::abs).collect();
-            sizes.sort_by(f64::total_cmp);
+            crate::order::sort_by(&mut sizes, f64::total_cmp);
             let at = sizes.get((sizes.len() * 95 / 100).min(sizes.len().saturating_sub(1)));
             // Three digits behind the point say enough, and stay the same on every machine.
             at.map_or(0.0, |size| (size * 1000.0).ceil() / 1000.0)

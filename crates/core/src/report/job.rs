@@ -34,7 +34,7 @@ impl Job {
         if ranks.is_empty() {
             ranks.push(simulation.as_rank("the card", 1));
         }
-        ranks.sort_by_key(|rank| std::cmp::Reverse(rank.process));
+        crate::order::sort_by_key(&mut ranks, |rank| std::cmp::Reverse(rank.process));
         let cards = ranks.iter().map(|rank| rank.cards).sum();
         let process =
             ranks.iter().fold(0, |sum: u64, rank| sum.saturating_add(rank.process.saturating_mul(rank.cards)));

@@ -110,7 +110,7 @@ pub fn of(group: &Group, figures: &[Figures], gpu: &Gpu) -> Shared {
     let actor = group.roles.iter().position(|role| role.name == "actor");
     let writes = |part: &Part| matches!(part, Part::Rollout { bucket: Some(_), .. });
     let mut engines: Vec<_> = group.roles.iter().enumerate().collect();
-    engines.sort_by_key(|(_, role)| !writes(&role.part));
+    crate::order::sort_by_key(&mut engines, |(_, role)| !writes(&role.part));
     for (at, role) in engines {
         let Part::Rollout { share, split, bucket, .. } = &role.part else { continue };
         if let Some(bucket) = bucket {

@@ -92,7 +92,7 @@ pub fn largest_prompt(model: &Model, plan: &InferPlan, most: u64) -> Result<Opti
 /// The smallest of some cards that a plan fits on.
 pub fn smallest_card(model: &Model, plan: &InferPlan, cards: &Gpus) -> Result<Option<Gpu>, PlanError> {
     let mut all: Vec<Gpu> = cards.all().collect();
-    all.sort_by(|a, b| (a.memory, &a.name).cmp(&(b.memory, &b.name)));
+    crate::order::sort_by(&mut all, |a, b| (a.memory, &a.name).cmp(&(b.memory, &b.name)));
     for gpu in all {
         if fits(model, &InferPlan { gpu: gpu.clone(), ..plan.clone() })? {
             return Ok(Some(gpu));

@@ -9,6 +9,7 @@ use std::sync::LazyLock;
 use serde_json::Value;
 
 use super::json;
+use crate::typed;
 
 mod suggest;
 
@@ -81,7 +82,7 @@ pub fn entries() -> impl Iterator<Item = Entry> {
 pub fn aliases() -> &'static BTreeMap<String, String> {
     static ALIASES: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
         // A test reads the embedded file, so the empty answer cannot be reached in a released build.
-        toml::from_str(include_str!("../../data/aliases.toml")).unwrap_or_default()
+        typed::embedded(include_str!("../../data/aliases.toml")).unwrap_or_default()
     });
     &ALIASES
 }

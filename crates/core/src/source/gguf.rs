@@ -236,7 +236,7 @@ fn block_elements(format: &Format) -> u64 {
 /// Orders tensors by place, refuses overlaps and gives those of unknown type the room up to the next.
 fn lay_out(mut tensors: Vec<RawTensor>, data_bytes: Option<u64>) -> Result<Vec<Tensor>, GgufError> {
     let key = |raw: &RawTensor| (raw.tensor.offset, raw.tensor.bytes);
-    tensors.sort_by(|a, b| key(a).cmp(&key(b)).then_with(|| a.tensor.name.cmp(&b.tensor.name)));
+    crate::order::sort_by(&mut tensors, |a, b| key(a).cmp(&key(b)).then_with(|| a.tensor.name.cmp(&b.tensor.name)));
     let mut next = data_bytes;
     for raw in tensors.iter_mut().rev() {
         let tensor = &mut raw.tensor;

@@ -100,7 +100,7 @@ pub fn parse(prefix: &[u8]) -> Result<Progress<Header>, SafetensorsError> {
     let entries: Entries<'_> =
         serde_json::from_str(text).map_err(|error| SafetensorsError::Syntax(error.to_string()))?;
     let mut tensors = entries.tensors.iter().map(|(name, raw)| tensor(name, raw)).collect::<Result<Vec<_>, _>>()?;
-    tensors.sort_by(|a, b| (a.offset, a.bytes, &a.name).cmp(&(b.offset, b.bytes, &b.name)));
+    crate::order::sort_by(&mut tensors, |a, b| (a.offset, a.bytes, &a.name).cmp(&(b.offset, b.bytes, &b.name)));
     let data_bytes = check_layout(&tensors)?;
     Ok(Progress::Ready(Header { tensors, metadata: entries.metadata, data_start: 8 + length, data_bytes }))
 }

@@ -254,7 +254,7 @@ fn listed(tensors: &[Value]) -> Result<Listed, String> {
             all.push((layer, at, (name, ne.clone(), kind.clone())));
         }
     }
-    all.sort_by_key(|(layer, at, _)| (*layer, *at));
+    crate::order::sort_by_key(&mut all, |(layer, at, _)| (*layer, *at));
     Ok(all.into_iter().map(|(.., tensor)| tensor).collect())
 }
 

@@ -150,7 +150,7 @@ pub fn compare(row: &Value, simulation: &Simulation, gpu: &Gpu) -> Scored {
     };
     if row["oom"] == true {
         // measure.py builds the whole model on the card before an engine shards it.
-        let weights: DType = serde_json::from_value(row["run"]["weights"].clone()).unwrap_or(DType::BF16);
+        let weights: DType = crate::typed::read(row["run"]["weights"].clone()).unwrap_or(DType::BF16);
         let built: u64 = simulation.program.parameters.iter().map(|p| p.shape.elements()).sum::<u64>() * weights.size();
         let outside: u64 = simulation.process.iter().map(|part| part.bytes).sum();
         let fits = simulation.process_bytes().max(built + outside) <= gpu.memory;

@@ -31,7 +31,7 @@ pub(super) fn passed(row: &Value) -> Result<Option<[u64; 2]>, String> {
         plan.batch.images = Some([count, number("height", 512), number("width", 512)]);
         let flag = |key: &str| job[key] == true;
         plan.diffusion = Diffusion {
-            offload: serde_json::from_value(job["offload"].clone()).map_err(|error| format!("job.offload: {error}"))?,
+            offload: crate::typed::read(job["offload"].clone()).map_err(|error| format!("job.offload: {error}"))?,
             unguided: job["guidance"] == false,
             vae_tiling: flag("vae_tiling"),
             vae_slicing: flag("vae_slicing"),

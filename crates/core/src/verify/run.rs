@@ -10,6 +10,7 @@ use crate::plan::{
     Addresses, AllocatorOptions, Gpu, Gpus, InferPlan, Outliers, PlanError, Quantization, RunPlan, Stack, Targets,
     TrainPlan, import,
 };
+use crate::typed;
 
 /// What a row asks for.
 pub fn plan(row: &Value) -> Result<RunPlan, String> {
@@ -61,7 +62,7 @@ pub(super) fn training(row: &Value) -> Result<TrainPlan, String> {
         put(&mut tree, "gradient_accumulation", (run["grad_accum"].as_u64().unwrap_or(1) * micro).into());
     }
     tree["parallel"] = super::distributed::parallel(&run["dist"])?;
-    let mut plan: TrainPlan = serde_json::from_value(tree).map_err(|error| format!("run: {error}"))?;
+    let mut plan: TrainPlan = typed::read(tree).map_err(|error| format!("run: {error}"))?;
     plan.adapter = adapter(&run)?;
     plan.quantization = quantization(row)?;
     if run["model_code"].as_str().is_some_and(|code| code.starts_with("litgpt")) {
@@ -107,7 +108,7 @@ pub(super) fn generation(row: &Value) -> Result<InferPlan, String> {
     if let (Some(assistant), false) = (tree["assistant"].as_object_mut(), run["weights"].is_null()) {
         assistant.entry("weights").or_insert_with(|| run["weights"].clone());
     }
-    let mut plan: InferPlan = serde_json::from_value(tree).map_err(|error| format!("run: {error}"))?;
+    let mut plan: InferPlan = typed::read(tree).map_err(|error| format!("run: {error}"))?;
     plan.quantization = quantization(row)?;
     (plan.gpu, plan.allocator, plan.stack) = machine(row)?;
     Ok(plan)
@@ -170,7 +171,7 @@ fn adapter(run: &Value) -> Result<Option<AdapterPlan>, String> {
         return Ok(None);
     }
     let targets: Targets =
-        serde_json::from_value(lora["targets"].clone()).map_err(|_| format!("lora targets {}", lora["targets"]))?;
+        typed::read(lora["targets"].clone()).map_err(|_| format!("lora targets {}", lora["targets"]))?;
     // Rows of one's own may carry further keys of `LoraConfig`.
     let further = match &lora["config"] {
         Value::Null => LoraPlan::default(),
@@ -196,7 +197,7 @@ fn quantization(row: &Value) -> Result<Option<Quantization>, String> {
     let quantization = Quantization::parse(name).map_err(|error| error.to_string())?;
     let storage = match &run["quant_storage"] {
         Value::Null => DType::U8,
-        storage => serde_json::from_value(storage.clone()).map_err(|error| format!("run.quant_storage: {error}"))?,
+        storage => typed::read(storage.clone()).map_err(|error| format!("run.quant_storage: {error}"))?,
     };
     Ok(Some(Quantization {
         outliers: Outliers::RandomWeights,

@@ -62,7 +62,7 @@ fn group(name: &str, rows: &[[Measure; 3]]) -> Group {
 
 fn quantiles(errors: Vec<f64>) -> Option<Quantiles> {
     let mut sizes: Vec<f64> = errors.into_iter().map(f64::abs).collect();
-    sizes.sort_by(f64::total_cmp);
+    crate::order::sort_by(&mut sizes, f64::total_cmp);
     let at = |share: usize| sizes.get((sizes.len() * share / 100).min(sizes.len().saturating_sub(1))).copied();
     Some(Quantiles { median: at(50)?, p95: at(95)?, worst: *sizes.last()? })
 }

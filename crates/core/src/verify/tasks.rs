@@ -115,7 +115,7 @@ pub(super) fn spread(plan: &mut TrainPlan, job: &Value) -> Result<(), String> {
         }
     }
     parallel["no_sync"] = (plan.gradient_accumulation > 1 && job["dist"]["engine"] != "deepspeed").into();
-    plan.parallel = serde_json::from_value(parallel).map_err(|error| format!("dist: {error}"))?;
+    plan.parallel = crate::typed::read(parallel).map_err(|error| format!("dist: {error}"))?;
     Ok(())
 }
 

@@ -158,7 +158,7 @@ pub(crate) fn check(text: &str) -> (Option<Job>, Vec<Problem>) {
         };
         rules(job, root, &mut report);
     }
-    problems.sort_by(|a, b| (a.place, &a.path).cmp(&(b.place, &b.path)));
+    vramcast_core::order::sort_by(&mut problems, |a, b| (a.place, &a.path).cmp(&(b.place, &b.path)));
     (job.filter(|_| problems.is_empty()), problems)
 }
 

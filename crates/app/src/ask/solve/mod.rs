@@ -276,7 +276,7 @@ fn served(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer) -
         }
         Wanted::Gpu => {
             let mut cards: Vec<Gpu> = prepared.cards().all().collect();
-            cards.sort_by(|a, b| (a.memory, &a.name).cmp(&(b.memory, &b.name)));
+            vramcast_core::order::sort_by(&mut cards, |a, b| (a.memory, &a.name).cmp(&(b.memory, &b.name)));
             let card = cards.into_iter().find(|card| fits(&prepared.with("gpu", json!(card.name))));
             card.map(|gpu| Found { path: "gpu", words: shown(&gpu), value: json!(gpu.name), beside: None })
         }

@@ -206,8 +206,10 @@ impl Service {
         work: impl Fn(&Self, R) -> Result<T, Problem> + Send + Sync + 'static,
     ) -> Answer {
         let service = Arc::clone(self);
-        let question = format!("{} {request:?}", std::any::type_name_of_val(&work));
-        let told = move || work(&service, request.clone()).map_err(|problem| problem.within(&request));
+        let request = Arc::new(request);
+        let (asked, name) = (Arc::clone(&request), std::any::type_name_of_val(&work));
+        let question = move || format!("{name} {asked:?}");
+        let told = move || work(&service, R::clone(&request)).map_err(|problem| problem.within(&*request));
         self.room.run(question, move || Ok(Document::of(&told()?))).await
     }
 

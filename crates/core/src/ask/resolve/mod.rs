@@ -28,6 +28,7 @@ use crate::model::Model;
 use crate::model::families::denoisers::Pictures;
 use crate::plan::fault::Remedy;
 use crate::plan::{Batch, Fault, Faults, Framework, Gpus, Origin, PlanError, RunPlan, Situation};
+use crate::typed;
 
 /// A plan that can run, and how it came about.
 #[derive(Debug, Clone)]
@@ -377,19 +378,16 @@ impl<'a> Draft<'a> {
     }
 
     /// The plan, where the tree is one.
-    fn plan<Plan: DeserializeOwned + Serialize>(&mut self) -> Option<Plan> {
-        match serde_path_to_error::deserialize::<_, Plan>(self.tree.clone()) {
-            Ok(plan) => {
-                let read = serde_json::to_value(&plan).unwrap_or_default();
-                if let Some(place) = list_for_object(&self.request.stated, &read, "") {
-                    self.faults.add(Fault::new(place.clone(), format!("{{{place}}} is a list, not an object")));
+    fn plan<Plan: DeserializeOwned>(&mut self) -> Option<Plan> {
+        match typed::located::<Plan>(self.tree.clone()) {
+            Ok(plan) => Some(plan),
+            Err(misread) => {
+                let mut path = misread.place.join(".");
+                let problem = misread.error.to_string();
+                if problem.starts_with("invalid type: sequence, expected struct ") {
+                    self.faults.add(Fault::new(path.clone(), format!("{{{path}}} is a list, not an object")));
                     return None;
                 }
-                Some(plan)
-            }
-            Err(error) => {
-                let mut path = dotted(error.path());
-                let problem = error.into_inner().to_string();
                 // What is not known stands below the place where it is missed.
                 let unknown = problem.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next());
                 if let Some(field) = unknown.filter(|field| !path.ends_with(field)) {
@@ -438,29 +436,6 @@ pub fn reworded(problem: &str) -> String {
         other => other,
     };
     format!("{value} is not {wanted}")
-}
-
-/// Where a request has a list for an object: serde would take its values in order.
-fn list_for_object(stated: &Value, read: &Value, place: &str) -> Option<String> {
-    match (stated, read) {
-        (Value::Array(_), Value::Object(_)) => Some(place.to_owned()),
-        (Value::Object(stated), Value::Object(read)) => stated.iter().find_map(|(key, value)| {
-            let place = if place.is_empty() { key.clone() } else { format!("{place}.{key}") };
-            list_for_object(value, read.get(key)?, &place)
-        }),
-        _ => None,
-    }
-}
-
-/// A path of serde's as a place in a plan.
-fn dotted(path: &serde_path_to_error::Path) -> String {
-    use serde_path_to_error::Segment;
-    let part = |segment: &Segment| match segment {
-        Segment::Seq { index } => Some(index.to_string()),
-        Segment::Map { key } | Segment::Enum { variant: key } => Some(key.clone()),
-        Segment::Unknown => None,
-    };
-    path.iter().filter_map(part).collect::<Vec<_>>().join(".")
 }
 
 /// An error of the plan stage as faults; those of the model stand at the model.

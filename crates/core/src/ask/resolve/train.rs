@@ -10,6 +10,7 @@ use crate::plan::{
     AdapterPlan, AttentionKind, Checkpointing, Fault, Kernels, ModelSizes, OptimizerKind, RunPlan, Situation, TaskKind,
     TrainPlan, liger,
 };
+use crate::typed;
 
 pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>) -> Result<Settled, Vec<Fault>> {
     let defaults = TrainPlan::default();
@@ -94,7 +95,7 @@ fn fused_evaluation(draft: &mut Draft<'_>) {
 /// What is trained for.
 fn task(stated: &Value) -> TaskKind {
     let kind = tree::get(stated, "objective.kind").cloned().unwrap_or_default();
-    serde_json::from_value(kind).unwrap_or_default()
+    typed::read(kind).unwrap_or_default()
 }
 
 /// What kind of run is asked for, as far as a framework's defaults depend on it.
@@ -201,7 +202,7 @@ fn stepping(draft: &mut Draft<'_>) {
         return;
     }
     let kind = tree::get(&draft.tree, "optimizer.kind").cloned().unwrap_or_default();
-    if serde_json::from_value::<OptimizerKind>(kind).is_ok_and(|kind| !kind.has_fused()) {
+    if typed::read::<OptimizerKind>(kind).is_ok_and(|kind| !kind.has_fused()) {
         draft.derive("optimizer.implementation", json!("foreach"), "torch 2.11's default on CUDA");
     }
 }

@@ -163,7 +163,7 @@ const ALLOCATOR: Spelling = Spelling {
         Err(error) => Err(format!("what torch takes ({error})")),
     },
     write: |plan| {
-        let options: AllocatorOptions = serde_json::from_value(plan.get("allocator")?.clone()).ok()?;
+        let options: AllocatorOptions = crate::typed::read(plan.get("allocator")?.clone()).ok()?;
         Some(options.written()).filter(|text| !text.is_empty())
     },
 };

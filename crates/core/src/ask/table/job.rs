@@ -133,7 +133,7 @@ const LENGTHS: Spelling = Spelling {
         Ok(tree::of("job.lengths", lengths))
     },
     write: |plan| {
-        let lengths: Lengths = serde_json::from_value(tree::get(plan, "job.lengths")?.clone()).ok()?;
+        let lengths: Lengths = crate::typed::read(tree::get(plan, "job.lengths")?.clone()).ok()?;
         lengths.written()
     },
 };

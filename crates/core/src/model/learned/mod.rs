@@ -3,7 +3,8 @@
 //! `data/learned.jsonl.zz` has a line for each type, made by `tools/learn/model_types.py`: the names and sizes of all
 //! parameters as expressions of the config's keys, which parts are repeated how often, and what a flag adds. Keys that
 //! could not be followed are listed: a config that differs there is refused, not guessed at. `data/heads.jsonl.zz` has, in the
-//! same form, heads that give labels and the models of timm.
+//! same form, heads that give labels and the models of timm. How the text is written is in `tools/learn/tables.py`: layers are
+//! alike, and types copied from each other, so a module that many have is one line.
 
 mod condition;
 mod expression;
@@ -15,7 +16,7 @@ pub mod timm;
 use std::io::Read;
 use std::sync::OnceLock;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use self::condition::Place;
 use self::facts::Facts;
@@ -40,29 +41,75 @@ const PACKED: &[&[u8]] = &[TYPES, include_bytes!("../../../data/heads.jsonl.zz")
 #[cfg(target_arch = "wasm32")]
 const PACKED: &[&[u8]] = &[TYPES];
 const TYPES: &[u8] = include_bytes!("../../../data/learned.jsonl.zz");
+/// What a type's line begins with, and no module's.
+const TYPE_START: &str = "{\"type\":\"";
 
-fn lines() -> &'static str {
-    static LINES: OnceLock<String> = OnceLock::new();
-    LINES.get_or_init(|| {
-        let mut text = String::new();
-        for packed in PACKED {
-            // Files of our own: what cannot be read has no lines.
-            let _ = flate2::read::ZlibDecoder::new(*packed).read_to_string(&mut text);
-        }
-        text
+/// What a file holds: modules, each written once, and types that name the module they are.
+struct Book {
+    modules: Vec<&'static str>,
+    types: Vec<&'static str>,
+}
+
+fn books() -> &'static [Book] {
+    static TEXTS: OnceLock<Vec<String>> = OnceLock::new();
+    static BOOKS: OnceLock<Vec<Book>> = OnceLock::new();
+    BOOKS.get_or_init(|| {
+        let texts = TEXTS.get_or_init(|| {
+            let unpacked = |packed: &&[u8]| {
+                let mut text = String::new();
+                // Files of our own: what cannot be read has no lines.
+                let _ = flate2::read::ZlibDecoder::new(*packed).read_to_string(&mut text);
+                text
+            };
+            PACKED.iter().map(unpacked).collect()
+        });
+        let split = |text: &'static String| {
+            let (types, modules) = text.lines().partition(|line| line.starts_with(TYPE_START));
+            Book { modules, types }
+        };
+        texts.iter().map(split).collect()
     })
+}
+
+impl Book {
+    /// The parameters of a module and of all in it, as rows: kind, name, sizes, where it is.
+    fn rows(&self, module: Option<usize>, path: &str, rows: &mut Vec<Value>) {
+        let line = module.and_then(|number| self.modules.get(number));
+        for part in line.into_iter().flat_map(|line| line.split('\t')) {
+            match part.split(' ').collect::<Vec<_>>()[..] {
+                [name, kind, sizes, condition] => rows.push(json!([kind, format!("{path}{name}"), sizes, condition])),
+                // A module stands before all that hold it, so this ends.
+                [name, inner] => self.rows(inner.parse().ok(), &format!("{path}{name}."), rows),
+                _ => {}
+            }
+        }
+    }
+
+    /// A line with the parameters in their place.
+    fn read(&self, line: &str) -> Option<Value> {
+        let mut known = serde_json::from_str::<Value>(line).ok()?;
+        for table in known["classes"].as_object_mut()?.values_mut() {
+            let mut rows = Vec::new();
+            let whole = table["parameters"].as_u64().and_then(|number| usize::try_from(number).ok());
+            self.rows(whole, "", &mut rows);
+            table["parameters"] = Value::Array(rows);
+        }
+        Some(known)
+    }
 }
 
 /// Every type that was learned; some come twice.
 pub fn types() -> impl Iterator<Item = &'static str> {
-    lines().lines().filter_map(|line| line.strip_prefix("{\"type\":\"")?.split_once('"')).map(|(name, _)| name)
+    let lines = books().iter().flat_map(|book| &book.types);
+    lines.filter_map(|line| line.strip_prefix(TYPE_START)?.split_once('"')).map(|(name, _)| name)
 }
 
 /// What was learned of a type.
 fn find(model_type: &str) -> Option<Value> {
-    let start = format!("{{\"type\":\"{model_type}\",");
-    let found = lines().lines().filter(|line| line.starts_with(&start));
-    found.filter_map(|line| serde_json::from_str::<Value>(line).ok()).reduce(|mut all, mut more| {
+    let start = format!("{TYPE_START}{model_type}\",");
+    let lines = books().iter().flat_map(|book| book.types.iter().map(move |line| (book, line)));
+    let found = lines.filter(|(_, line)| line.starts_with(&start));
+    found.filter_map(|(book, line)| book.read(line)).reduce(|mut all, mut more| {
         if let (Some(all), Some(more)) = (all["classes"].as_object_mut(), more["classes"].as_object_mut()) {
             all.append(more);
         }

@@ -218,12 +218,12 @@ impl LoraPlan {
                 "target_parameters" => plan.target_parameters = strings(key, value)?,
                 "bias" => {
                     plan.bias =
-                        serde_json::from_value(value.clone()).map_err(|_| bad(key, value, "none, all or lora_only"))?;
+                        crate::typed::read(value.clone()).map_err(|_| bad(key, value, "none, all or lora_only"))?;
                 }
                 "lora_bias" => plan.lora_bias = *value == true,
                 "use_dora" => plan.dora = *value == true,
                 "use_rslora" => plan.rslora = *value == true,
-                "task_type" => plan.task = serde_json::from_value(value.clone()).ok(),
+                "task_type" => plan.task = crate::typed::read(value.clone()).ok(),
                 known if WITHOUT_EFFECT.contains(&known) => {}
                 _ => ignored.push(key.clone()),
             }

@@ -62,7 +62,7 @@ impl Targets {
     }
 
     pub(super) fn from_value(key: &str, value: &Value) -> Result<Self, PlanError> {
-        serde_json::from_value(value.clone()).map_err(|_| bad(key, value, "a list of names, or a string"))
+        crate::typed::read(value.clone()).map_err(|_| bad(key, value, "a list of names, or a string"))
     }
 }
 

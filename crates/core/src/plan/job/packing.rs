@@ -80,7 +80,7 @@ impl Packing {
 /// Each piece into the row that has just enough room left, the one that has had it longest.
 fn best_fit(mut pieces: Vec<Row>, length: u64) -> Vec<Row> {
     pieces.retain(|piece| piece.tokens > 0);
-    pieces.sort_by_key(|piece| std::cmp::Reverse(piece.tokens));
+    crate::order::sort_by_key(&mut pieces, |piece| std::cmp::Reverse(piece.tokens));
     let mut rows: Vec<Row> = Vec::new();
     let mut room: BTreeMap<u64, VecDeque<usize>> = BTreeMap::new();
     for piece in pieces {

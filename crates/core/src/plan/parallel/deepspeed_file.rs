@@ -256,7 +256,7 @@ fn zero(value: &Value, hidden_size: Option<u64>, notes: &mut Vec<String>) -> Res
         }
     }
     faults.end()?;
-    serde_json::from_value(Value::Object(kept))
+    crate::typed::read(Value::Object(kept))
         .map_err(|error| vec![Fault::value("zero_optimization", error, "what is simulated")])
 }
 

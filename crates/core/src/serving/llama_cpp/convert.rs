@@ -103,7 +103,7 @@ pub fn convert(model: &Model, served: &ServedModel, mixture: &'static Mixture) -
     }
     rotary(text, served, &mut tensors);
     // llama-quantize writes layer after layer, by name.
-    tensors.sort_by(|(a, _), (b, _)| (layer(a), a.as_str()).cmp(&(layer(b), b.as_str())));
+    crate::order::sort_by(&mut tensors, |(a, _), (b, _)| (layer(a), a.as_str()).cmp(&(layer(b), b.as_str())));
     let metadata = metadata(text, served, name, &tensors);
     let header = typed(tensors, metadata, name, served, mixture)?;
     ModelFile::of(&[header])

@@ -65,7 +65,7 @@ fn model(row: &Value) -> Result<Model, String> {
 fn options(row: &Value) -> Result<Megatron, String> {
     let text = |key: &str| row[key].as_str().unwrap_or_default();
     let modules = row["recompute_modules"].as_array().cloned().unwrap_or_default();
-    let modules: Result<Vec<RecomputeModule>, _> = modules.into_iter().map(serde_json::from_value).collect();
+    let modules: Result<Vec<RecomputeModule>, _> = modules.into_iter().map(crate::typed::read).collect();
     let aware = text("optimizer").contains("precision-aware");
     // The recipe for few cards of Qwen3's mixture recomputes every layer and sums gradients in fp32.
     let offload = row["optimizer_cpu_offload_fraction"].as_f64();

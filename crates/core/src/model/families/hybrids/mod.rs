@@ -80,7 +80,7 @@ mod tests {
                 let model = Model::new(config, Some(class)).unwrap();
                 let sorted = |inputs| {
                     let mut parameters = model.program(inputs).unwrap().parameters;
-                    parameters.sort_by(|a, b| a.name.cmp(&b.name));
+                    crate::order::sort_by(&mut parameters, |a, b| a.name.cmp(&b.name));
                     parameters
                 };
                 let [first, others @ ..] = modes().map(sorted);
