@@ -57,7 +57,14 @@ fn shape_of(name: &str) -> String {
 /// A model of the catalogue whose name says the same shape as another's: of a mirror, or of one that was trained further.
 pub fn kin(name: &str) -> Option<&'static str> {
     let wanted = shape_of(name);
-    ids().find(|id| *id != name && shape_of(id) == wanted).or_else(|| alias(&wanted))
+    let said = repository(name).to_lowercase();
+    // Of several the one that was trained as the name says: later checkpoints of a shape may have more positions.
+    let apart = |id: &&str| {
+        let own = repository(id).to_lowercase();
+        let trained = own.split('-').filter(|part| TRAINED.contains(part));
+        trained.map(|part| if said.split('-').any(|other| other == part) { -1 } else { 1 }).sum::<i32>()
+    };
+    ids().filter(|id| *id != name && shape_of(id) == wanted).min_by_key(apart).or_else(|| alias(&wanted))
 }
 
 /// All ids, published ones first.
@@ -114,7 +121,7 @@ mod tests {
     #[test]
     fn every_line_is_a_model() {
         let all: Vec<Entry> = lines().map(|line| entry(line).unwrap()).collect();
-        assert_eq!(PUBLISHED.lines().count(), 363);
+        assert_eq!(PUBLISHED.lines().count(), 376);
         assert!(ids().eq(all.iter().map(|entry| entry.id.as_str())));
         for entry in &all {
             assert!(entry.config.get("model_type").is_some_and(Value::is_string), "{}", entry.id);
@@ -124,6 +131,19 @@ mod tests {
         sorted.sort_unstable();
         sorted.dedup();
         assert_eq!(sorted.len(), all.len(), "an id twice");
+    }
+
+    #[test]
+    fn kin_are_trained_as_the_name_says() {
+        for (name, kin_of_it) in [
+            ("someone/Qwen3-30B-A3B-Instruct-2507", "Qwen/Qwen3-30B-A3B-Instruct-2507"),
+            ("someone/Qwen3-30B-A3B-Thinking-2507", "Qwen/Qwen3-30B-A3B-Thinking-2507"),
+            ("someone/Qwen3-30B-A3B", "Qwen/Qwen3-30B-A3B"),
+            ("someone/Qwen3-30B-A3B-Instruct", "Qwen/Qwen3-30B-A3B"),
+            ("someone/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct"),
+        ] {
+            assert_eq!(kin(name), Some(kin_of_it), "{name}");
+        }
     }
 
     #[test]
