@@ -28,7 +28,7 @@ fn catalogued(name: &str) -> Model {
 fn model_for(row: &Setting) -> Model {
     match row.path {
         "batch.target_len" => catalogued("google-t5/t5-small"),
-        "batch.images" => catalogued("Qwen/Qwen2-VL-2B-Instruct"),
+        "batch.images" | "images_per_prompt" | "skip_mm_profiling" => catalogued("Qwen/Qwen2-VL-2B-Instruct"),
         path if path.starts_with("diffusion.") => catalogued("sd1.5"),
         "quantization.experts" => catalogued("Qwen/Qwen1.5-MoE-A2.7B"),
         // More than one bucket.

@@ -1,6 +1,7 @@
 //! `vramcast infer`.
 
 use clap::Args;
+use vramcast_core::ask::line::{self, shell};
 use vramcast_core::ask::{Asked, Given, Runner, Task};
 use vramcast_core::lens::{Method, Question as Formula};
 use vramcast_core::plan::InferPlan;
@@ -31,6 +32,9 @@ pub(super) struct Arguments {
     file: FileArguments,
     #[command(flatten)]
     settings: SettingFlags<Inference>,
+    /// Flags of the engine's own program that are no settings (`words.rs` gathers them).
+    #[arg(long, value_name = "LINE", hide = true)]
+    own_words: Option<String>,
     /// Find what fits: batch, context, gpu, gpus, quantization, layers or share.
     #[arg(long, value_name = "WHAT", value_parser = wanted, help_heading = "Solving")]
     solve: Option<Wanted>,
@@ -81,14 +85,19 @@ impl Arguments {
     }
 
     fn question(&self) -> Result<Question, Failure> {
+        let mut asked = Asked {
+            task: Task::Infer,
+            named: self.settings.named.clone(),
+            lenient: self.lens.method.lens().is_some(),
+            ..Asked::default()
+        };
+        if let (Some(line), Some(runner)) = (&self.own_words, self.engine().and_then(|name| Runner::find(&name))) {
+            let words = shell::lines(line).into_iter().next().unwrap_or_default();
+            asked.beneath(line::own_words(runner, &words).map_err(|faults| Failure::faults(faults, runner))?);
+        }
         Ok(Question {
             subject: self.model.subject(),
-            asked: Asked {
-                task: Task::Infer,
-                named: self.settings.named.clone(),
-                lenient: self.lens.method.lens().is_some(),
-                ..Asked::default()
-            },
+            asked,
             file: self.file.content()?,
             machine: self.machine.machine(),
             ..Question::default()

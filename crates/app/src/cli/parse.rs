@@ -47,8 +47,11 @@ fn known_by_letters(arguments: Vec<OsString>) -> Vec<OsString> {
 fn translated(arguments: Vec<OsString>, grammar: &Command) -> Result<Vec<OsString>, Failure> {
     let words: Option<Vec<String>> = arguments.iter().skip(1).map(|word| word.to_str().map(str::to_owned)).collect();
     let Some(words) = words else { return Ok(arguments) };
-    let commands: Vec<String> = grammar.get_subcommands().map(|command| command.get_name().to_owned()).collect();
-    let words = words::rewrite(words, &commands)?;
+    let commands = grammar.get_subcommands().map(|command| command.get_name().to_owned()).collect();
+    let flags = grammar.find_subcommand("infer").into_iter().flat_map(|infer| infer.get_arguments());
+    let names = flags.chain(grammar.get_arguments()).flat_map(|flag| flag.get_long_and_visible_aliases());
+    let of_infer = names.flatten().map(str::to_owned).collect();
+    let words = words::rewrite(words, &words::Known { commands, of_infer })?;
     Ok(arguments.into_iter().take(1).chain(words.into_iter().map(OsString::from)).collect())
 }
 

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use vramcast_core::ask::{Kind, Runner, Scope, table};
+use vramcast_core::ask::{Kind, Runner, Scope, line, table};
 use vramcast_core::plan::TaskKind;
 
 /// The same error with a better tip, where there is one.
@@ -71,6 +71,9 @@ fn tip(name: &str, trains: bool) -> Option<String> {
     if !trains && ["num-gpus", "n-gpus", "dp-shard", "dp-replicate"].contains(&name) {
         return Some("an engine is spread over cards by '--tp N', beside '--engine vllm' or another".into());
     }
+    if !trains && line::own_flag(Runner::Vllm, &format!("--{name}")).is_some() {
+        return Some(format!("'--{name}' is vLLM's: it is read beside '--engine vllm'"));
+    }
     let (ours, other) = if trains { ("train", "infer") } else { ("infer", "train") };
     let elsewhere = table::of(there).any(|row| row.is_called(name)) && !table::of(here).any(|row| row.is_called(name));
     elsewhere.then(|| format!("'--{name}' is an option of 'vramcast {other}', not of 'vramcast {ours}'"))
@@ -88,7 +91,7 @@ mod tests {
         assert!(train("ddp").contains("'--engine ddp'") && infer("vllm").contains("'--engine vllm'"));
         assert!(train("adafactor").contains("'--optimizer adafactor'"), "{}", train("adafactor"));
         assert!(train("rank").contains("'--lora-rank'"), "{}", train("rank"));
-        assert!(infer("num-gpus").contains("'--tp N'"));
+        assert!(infer("num-gpus").contains("'--tp N'") && infer("port").contains("'--engine vllm'"));
         assert!(train("load_in_4bit").contains("'--qlora'") && infer("4bit").contains("'--quantization nf4'"));
         assert!(train("lr").contains("no memory") && train("bs").contains("'--batch-size'"));
         // What is promised is there.

@@ -3,7 +3,8 @@
 //! `vramcast MODEL` is the overview; `--model M --mode training` is `train M`; `--lora true` is `--lora=true`. Other names of
 //! settings stand in the table of settings.
 
-use vramcast_core::ask::{Kind, Runner, read, table};
+use vramcast_core::ask::line::{self, Follow};
+use vramcast_core::ask::{Kind, Runner, read, spell, table};
 
 use super::Failure;
 
@@ -24,8 +25,15 @@ fn is_trainable(word: &str) -> bool {
     matches!(precision, Some(Kind::Spelled(spelling)) if (spelling.read)(word).is_ok())
 }
 
-/// Rewrites the words after the program's name. `commands` are the names of the commands.
-pub(super) fn rewrite(words: Vec<String>, commands: &[String]) -> Result<Vec<String>, Failure> {
+/// What the grammar knows: the names of the commands, and the flags of `infer`.
+pub(super) struct Known {
+    pub(super) commands: Vec<String>,
+    pub(super) of_infer: Vec<String>,
+}
+
+/// Rewrites the words after the program's name.
+pub(super) fn rewrite(words: Vec<String>, known: &Known) -> Result<Vec<String>, Failure> {
+    let commands = &known.commands;
     let at = first_word(&words);
     let Some(first) = words.get(at) else { return Ok(words) };
     if ["-h", "--help", "-V", "--version"].contains(&first.as_str()) {
@@ -47,10 +55,11 @@ pub(super) fn rewrite(words: Vec<String>, commands: &[String]) -> Result<Vec<Str
         && !rest.iter().take_while(|word| *word != "--").any(|word| word == "--help" || word == "-h")
         && let Some(words) = super::fit::rewrite(rest)?
     {
-        return rewrite(before.iter().cloned().chain(words).collect(), commands);
+        return rewrite(before.iter().cloned().chain(words).collect(), known);
     }
     let (rest, probed) = match (command.as_str(), rest.first().map(String::as_str)) {
-        ("train" | "infer" | "compare", _) => translate(&command, rest)?,
+        ("infer", _) => translate(&command, &without_own(rest, known))?,
+        ("train" | "compare", _) => translate(&command, rest)?,
         ("probe", Some(what @ ("train" | "infer"))) => {
             // It is a probe already: its steps are options of the command.
             let (mut rest, _) = translate(what, &[&["--probe=true".to_owned()], &rest[1..]].concat())?;
@@ -148,6 +157,45 @@ impl Words<'_> {
     }
 }
 
+/// The words of `infer` with those of the engine's own program gathered behind one flag: they are read as in a line of it.
+fn without_own(words: &[String], known: &Known) -> Vec<String> {
+    let engine = words.iter().enumerate().rev().find_map(|(at, word)| match word.split_once('=') {
+        Some(("--engine", name)) => Some(name),
+        None if word == "--engine" => words.get(at + 1).map(String::as_str),
+        _ => None,
+    });
+    let Some(runner) = engine.and_then(Runner::find).filter(|runner| runner.serves()) else { return words.to_vec() };
+    // Several values may follow where the model is not among them.
+    let named =
+        words.iter().any(|word| is_option(word, "--model")) || words.first().is_some_and(|word| !word.starts_with('-'));
+    let (mut ours, mut own) = (Vec::new(), Vec::new());
+    let mut rest = words.iter().peekable();
+    while let Some(word) = rest.next() {
+        let name = word.trim_start_matches('-').split(['=', '.']).next().unwrap_or_default();
+        let is_row = table::called(&name.replace('-', "_"), runner).is_some_and(|row| row.scope.has(runner));
+        let taken = name == "model" || known.of_infer.iter().any(|flag| flag == name) && !is_row;
+        let letter = !word.starts_with("--") && name.len() < 2 && name != "O";
+        let Some(follow) = line::own_flag(runner, word).filter(|_| !taken && !letter) else {
+            ours.push(word.clone());
+            continue;
+        };
+        own.push(word.clone());
+        let is_value = |next: &&String| !next.starts_with("--");
+        if word.contains('=') || follow == Follow::None {
+            continue;
+        }
+        own.extend(rest.next_if(is_value).cloned());
+        while follow == Follow::Several && named {
+            let Some(next) = rest.next_if(|next| !next.starts_with('-')) else { break };
+            own.push(next.clone());
+        }
+    }
+    if !own.is_empty() {
+        ours.push(format!("--own-words={}", spell::line(&own)));
+    }
+    ours
+}
+
 /// The words of a command in ours, and whether they ask for a real run.
 fn translate(command: &str, words: &[String]) -> Result<(Vec<String>, bool), Failure> {
     let named = words.iter().any(|word| is_option(word, "--model"));
@@ -233,8 +281,10 @@ mod tests {
 
     fn rewritten(line: &str) -> Result<String, String> {
         let words = line.split_whitespace().map(str::to_owned).collect();
-        let commands = ["train", "infer", "list", "overview", "compare", "probe"].map(str::to_owned);
-        rewrite(words, &commands).map(|words| words.join(" ")).map_err(|failure| format!("{failure:?}"))
+        let commands = ["train", "infer", "list", "overview", "compare", "probe"].map(str::to_owned).to_vec();
+        rewrite(words, &Known { commands, of_infer: vec!["gpu".into(), "revision".into()] })
+            .map(|words| words.join(" "))
+            .map_err(|failure| format!("{failure:?}"))
     }
 
     #[test]
@@ -299,6 +349,23 @@ mod tests {
             rewritten("train m/x --zero 3 --dp 4 --cpu-offload-optimizer").unwrap(),
             "train m/x --zero 3 --dp 4 --cpu-offload-optimizer"
         );
+    }
+
+    #[test]
+    fn words_of_an_engine_are_gathered() {
+        assert_eq!(
+            rewritten(
+                "infer m/x --engine vllm --port 80 --max-model-len 9 --revision r -O3 --served-model-name a b --gpu c"
+            )
+            .unwrap(),
+            "infer m/x --engine vllm --max-model-len 9 --revision r --gpu c --own-words=--port 80 -O3 --served-model-name a b"
+        );
+        assert_eq!(
+            rewritten("infer --engine=vllm --served-model-name a m/x --enable-auto-tool-choice").unwrap(),
+            "infer --engine=vllm m/x --own-words=--served-model-name a --enable-auto-tool-choice"
+        );
+        assert_eq!(rewritten("infer m/x --port 80").unwrap(), "infer m/x --port 80");
+        assert_eq!(rewritten("infer m/x --engine vllm --no-such 1").unwrap(), "infer m/x --engine vllm --no-such 1");
     }
 
     #[test]

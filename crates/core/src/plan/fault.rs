@@ -138,11 +138,23 @@ impl std::fmt::Display for Fault {
 fn worded(text: &str, words: &impl Words) -> String {
     let mut said = String::new();
     let mut rest = text;
+    // A place is a word; other braces are somebody's own.
+    let is_place = |path: &str| {
+        let letter = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '_' | '.' | '*' | '-' | '#');
+        !path.is_empty() && path.chars().all(letter)
+    };
     while let Some((before, after)) = rest.split_once('{') {
-        let Some((path, after)) = after.split_once('}') else { break };
         said.push_str(before);
-        said.push_str(&words.setting(path));
-        rest = after;
+        match after.split_once('}').filter(|(path, _)| is_place(path)) {
+            Some((path, after)) => {
+                said.push_str(&words.setting(path));
+                rest = after;
+            }
+            None => {
+                said.push('{');
+                rest = after;
+            }
+        }
     }
     said + rest
 }
@@ -226,6 +238,7 @@ mod tests {
             .or_set("attention", "sdpa");
         assert_eq!(fault.said(&Flags), "--optimizer-in-backward leaves no gradients to clip");
         assert_eq!(fault.cure(&Flags).as_deref(), Some("drop --clip, or use --attention sdpa"));
+        assert_eq!(Fault::new("", "{clip}: {\"a\": {}} is {odd").said(&Flags), "--clip: {\"a\": {}} is {odd");
         assert_eq!(Fault::value("tp", 3, "a divisor of 32").to_string(), "tp: 3 is not a divisor of 32");
         let said = Fault::no_effect("tp", "on one card").to_string();
         assert_eq!(said, "tp has no effect on one card; drop tp");

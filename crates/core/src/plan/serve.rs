@@ -51,6 +51,12 @@ pub struct ServePlan {
     pub language_model_only: bool,
     /// `--limit-mm-per-prompt '{"video": 0}'`: no videos in the profile run.
     pub no_videos: bool,
+    /// `--limit-mm-per-prompt '{"image": 2}'`: images of a prompt (vLLM); as many as fit when absent.
+    pub images_per_prompt: Option<u64>,
+    /// `--limit-mm-per-prompt '{"audio": 0}'`: no sound.
+    pub no_audio: bool,
+    /// Nothing goes through encoders in the profile run (vLLM).
+    pub skip_mm_profiling: bool,
     /// Keep finished prompts in the cache (vLLM).
     pub enable_prefix_caching: bool,
     /// Room for adapters (vLLM).
@@ -172,6 +178,9 @@ impl Default for ServePlan {
             compile_cache: false,
             language_model_only: false,
             no_videos: false,
+            images_per_prompt: None,
+            no_audio: false,
+            skip_mm_profiling: false,
             enable_prefix_caching: false,
             enable_lora: false,
             max_loras: None,

@@ -24,6 +24,8 @@ pub struct ImageEncoder {
     pub positions: bool,
     /// Widths of the text's stream that a token has: one, and one for every layer whose states go in as well.
     pub streams: u64,
+    /// Images that a prompt may hold.
+    pub per_prompt: u64,
 }
 
 /// The encoder of a config; none where it has none, or where the size of an image is not known to us.
@@ -46,5 +48,16 @@ pub(super) fn encoder(config: &Config<'_>) -> Option<ImageEncoder> {
     let pixels = size(&["patch_size"]).unwrap_or(14).saturating_pow(2).saturating_mul(3).saturating_mul(frames);
     let streams = 1 + vision.sizes("deepstack_visual_indexes").ok().flatten().map_or(0, |layers| layers.len() as u64);
     let positions = video.is_some() && vision.has("num_position_embeddings");
-    Some(ImageEncoder { tokens, merged, patches, video, pixels, hidden, width, positions, streams })
+    Some(ImageEncoder {
+        tokens,
+        merged,
+        patches,
+        video,
+        pixels,
+        hidden,
+        width,
+        positions,
+        streams,
+        per_prompt: u64::MAX,
+    })
 }

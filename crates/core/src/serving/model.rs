@@ -269,14 +269,16 @@ impl ServedModel {
         }
     }
 
-    /// Leaves out encoders of images and sound, and what joins them to the text.
-    pub(super) fn leave_out_towers(&mut self) {
+    /// Leaves out encoders of images (`unseen`) or sound (`unheard`), and what joins them to the text.
+    pub(super) fn leave_out_towers(&mut self, unseen: bool, unheard: bool) {
         self.recount(|tensor| {
-            if super::tensors::is_tower(&tensor.name) {
+            let out = if tensor.name.contains("audio") { unheard } else { unseen };
+            if out && super::tensors::is_tower(&tensor.name) {
                 tensor.parts.clear();
             }
         });
-        (self.multimodal, self.image_encoder) = (false, None);
+        self.multimodal &= !(unseen && unheard);
+        self.image_encoder = self.image_encoder.filter(|_| !unseen);
     }
 
     /// Elements of a token's latent, where attention keeps one.

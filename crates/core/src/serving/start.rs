@@ -81,20 +81,46 @@ pub fn start(model: &Model, plan: &ServePlan) -> Result<Served, Vec<Fault>> {
         }
         _ => {
             let engine = vllm(plan, cache_dtype);
-            // Towers are left out since 0.15 (`_mark_tower_model` of models/interfaces.py).
-            if plan.language_model_only && rules(&engine.version).since >= [0, 15, 0] {
-                served.leave_out_towers();
-            }
-            if let (true, Some(encoder)) = (plan.no_videos, &mut served.image_encoder) {
-                encoder.video = encoder.video.map(|_| VideoTokens::None);
-            }
+            let idle = let_in(plan, model, &mut served, rules(&engine.version).since);
             let draft = draft(plan, &served, &engine).map_err(one)?;
             let mut budget = engine.budget_with(&served, draft.as_ref());
             budget.notes.extend(without_effect(plan, &engine, &served));
+            budget.notes.extend(idle);
             budget
         }
     };
     Ok(Served::Pool(Box::new(budget)))
+}
+
+/// What prompts may hold decides which encoders vLLM loads and what goes through them while it profiles.
+fn let_in(plan: &ServePlan, model: &Model, served: &mut ServedModel, since: [u32; 3]) -> Option<String> {
+    let limited = plan.language_model_only || plan.no_videos || plan.no_audio || plan.skip_mm_profiling;
+    if !served.multimodal {
+        let said = limited || plan.images_per_prompt.is_some();
+        return said.then(|| "what a prompt may hold beside text changes nothing: the model has no encoders".into());
+    }
+    let says = |keys: &[&str]| keys.iter().any(|key| model.config().get(key).is_some_and(|value| !value.is_null()));
+    let encoder = served.image_encoder.filter(|encoder| encoder.video.is_some());
+    let videos = !plan.no_videos && (encoder.is_some() || says(&["video_token_id", "video_token_index"]));
+    let unseen = plan.language_model_only || plan.images_per_prompt == Some(0) && !videos;
+    let unheard = plan.language_model_only || plan.no_audio || !says(&["audio_config"]);
+    // Towers are left out since 0.15 (`_mark_tower_model` of models/interfaces.py).
+    if (unseen || plan.no_audio) && since >= [0, 15, 0] {
+        served.leave_out_towers(unseen, unheard);
+    }
+    // Without any the model is taken for one of text since 0.10.2 (`supports_multimodal_inputs` of multimodal/registry.py).
+    if plan.skip_mm_profiling || unseen && since >= [0, 11, 0] {
+        served.image_encoder = None;
+    }
+    let encoder = served.image_encoder.as_mut()?;
+    if plan.no_videos {
+        encoder.video = encoder.video.map(|_| VideoTokens::None);
+    }
+    encoder.per_prompt = plan.images_per_prompt.unwrap_or(u64::MAX);
+    if let (Some(0), Some(VideoTokens::Fixed(tokens))) = (plan.images_per_prompt, encoder.video) {
+        (encoder.tokens, encoder.patches) = (tokens, tokens.saturating_mul(encoder.merged));
+    }
+    None
 }
 
 fn thousandths(share: f64) -> u64 {

@@ -8,6 +8,7 @@
 //! | `arguments` | `--key value` as an object |
 //! | `script` | scripts of one's own, by their arguments and their text |
 //! | `serving` | lines and files of serving engines: their flags are settings |
+//! | `vllm` | letters, levels and objects of vLLM's lines |
 //! | `variables` | variables that engines read beside their flags |
 
 mod arguments;
@@ -18,10 +19,12 @@ pub(super) mod serving;
 mod serving_words;
 pub mod shell;
 mod variables;
+mod vllm;
 mod wrapping;
 
 pub use ollama::library;
-pub use serving::modelfile;
+pub use serving::{modelfile, own_flag, own_words};
+pub use vllm::Follow;
 
 use serde_json::{Value, json};
 

@@ -3,7 +3,8 @@
 
 use serde_json::{Map, Value};
 
-use super::serving_words::{HARMLESS, SAID, called};
+use super::serving_words::{HARMLESS, REFUSED, SAID, called};
+use super::vllm::{self, Follow};
 use super::{arguments, base, ollama, variables};
 use crate::ask::file::Content;
 use crate::ask::read::Given;
@@ -57,10 +58,11 @@ pub(super) fn line(
     // Words behind a switch are no values of it.
     for (key, value) in &mut parsed.object {
         let switch = table::called(key, runner).is_some_and(|row| row.scope.has(runner) && row.is_switch());
-        if let (true, Value::String(word)) = (switch || HARMLESS.contains(&key.as_str()), &value)
-            && word.contains('/')
+        let known = runner == Runner::Vllm && vllm::follow(key) == Some(Follow::None);
+        let swallows = (switch || HARMLESS.contains(&key.as_str())) && key.starts_with("enable");
+        if let Value::String(word) = &value
             && parsed.plain.is_empty()
-            && key.starts_with("enable")
+            && (known || swallows && word.contains('/'))
         {
             parsed.plain.push(word.clone());
             *value = Value::Bool(true);
@@ -145,27 +147,42 @@ fn special(runner: Runner, key: &str, value: &Value) -> Option<Result<Option<Str
     }
 }
 
-/// llama.cpp's letters as its words.
+/// The letters of an engine's flags as its words.
 fn lettered(words: &[String], runner: Runner) -> Vec<String> {
-    if runner != Runner::LlamaCpp && runner != Runner::Vllm {
-        return words.to_vec();
-    }
     let long = |word: &String| match (runner, word.as_str()) {
+        (Runner::Vllm, letters) => vllm::long(letters).unwrap_or_else(|| word.clone()),
         (Runner::LlamaCpp, "-c") => "--context".to_owned(),
         (Runner::LlamaCpp, "-b") => "--batch-size".to_owned(),
         (Runner::LlamaCpp, "-m") => "--model".to_owned(),
         (Runner::LlamaCpp, "-hf" | "-hfr" | "--hf-repo") => "--model".to_owned(),
         (Runner::LlamaCpp, "-np") => "--parallel".to_owned(),
-        (Runner::Vllm, "-tp") => "--tensor-parallel-size".to_owned(),
-        (Runner::Vllm, "-pp") => "--pipeline-parallel-size".to_owned(),
-        (Runner::Vllm, "-dp") => "--data-parallel-size".to_owned(),
-        (Runner::Vllm, "-dcp") => "--decode-context-parallel-size".to_owned(),
-        (Runner::Vllm, "-ep") => "--enable-expert-parallel".to_owned(),
         (Runner::LlamaCpp, "-md" | "-hfd" | "-hfrd") => "--model-draft".to_owned(),
-        (Runner::Vllm, "-q") => "--quantization".to_owned(),
         _ => word.clone(),
     };
     words.iter().map(long).collect()
+}
+
+/// What follows a word that is a flag of an engine's own program, where its layer of settings reads it: flags that are none of our
+/// settings, and objects that say more than one.
+pub fn own_flag(runner: Runner, word: &str) -> Option<Follow> {
+    let long = if runner == Runner::Vllm { vllm::long(word) } else { None };
+    let name = long.as_deref().unwrap_or(word).strip_prefix("--")?;
+    let name = name.split_once('=').map_or(name, |(name, _)| name);
+    let key = name.replace('-', "_");
+    let first = key.split('.').next().unwrap_or_default();
+    if runner == Runner::Vllm {
+        let whole = ["speculative_config", "limit_mm_per_prompt"].contains(&first);
+        let setting = table::called(&key, runner).is_some_and(|row| row.scope.has(runner));
+        return vllm::follow(name).filter(|_| whole || !setting);
+    }
+    let switch = ["enable_", "disable_", "no_", "skip_", "show_", "trust_", "use_", "is_"];
+    let bare = switch.iter().any(|start| key.starts_with(start));
+    unheeded(&key).then_some(if bare { Follow::None } else { Follow::One })
+}
+
+/// Words of an engine's own program, as what they say.
+pub fn own_words(runner: Runner, words: &[String]) -> Result<Content, Vec<Fault>> {
+    layer(runner, &arguments::parse(&lettered(words, runner)).object, None)
 }
 
 /// Whether a file is of `vllm serve --config`.
@@ -238,8 +255,9 @@ pub(in crate::ask) fn layer(
         let stored = stored.map(|name| ("quantization".to_owned(), Given::Text(name.into())));
         content.named.extend(stored);
     }
-    let mut faults = Vec::new();
-    for (key, value) in object {
+    let (mut faults, mut idle) = (Vec::new(), Vec::new());
+    let gathered = (runner == Runner::Vllm).then(|| vllm::gathered(object));
+    for (key, value) in gathered.as_ref().unwrap_or(object) {
         let mut key = key.replace('-', "_");
         if runner == Runner::Tgi && key == "quantize" {
             key = "quantization".into();
@@ -253,8 +271,7 @@ pub(in crate::ask) fn layer(
                 continue;
             }
             Some(Err((what, why))) => {
-                let shown = value.as_str().map_or_else(|| value.to_string(), str::to_owned).replace(['{', '}'], "");
-                let what = format!("{what} ({} {shown}) of {}", key.replace('_', "-"), runner.title());
+                let what = format!("{what} ({}) of {}", said_so(&key, value), runner.title());
                 faults.push(Fault::unsupported("", what).or(why));
                 continue;
             }
@@ -279,17 +296,20 @@ pub(in crate::ask) fn layer(
                 content.notes.push(format!("not simulated: {key}: {instead}"));
                 continue;
             }
-            "speculative_config" => {
-                speculative(value, &mut content);
+            "speculative_config" if runner == Runner::Vllm => {
+                vllm::speculation(value, &mut content);
                 continue;
             }
-            "limit_mm_per_prompt" if !has_some(value, "image") && !has_some(value, "video") => {
-                content.named.push(("language_model_only".into(), Given::Value(Value::Bool(true))));
+            "limit_mm_per_prompt" if runner == Runner::Vllm => {
+                vllm::limits(value, &mut content);
                 continue;
             }
-            "limit_mm_per_prompt" if !has_some(value, "video") => {
-                content.named.push(("no_videos".into(), Given::Value(Value::Bool(true))));
-                continue;
+            "compilation_config" | "optimization_level" if runner == Runner::Vllm => {
+                if let Some(said) = vllm::without_graphs(&key, value) {
+                    content.named.push(("enforce_eager".into(), Given::Value(Value::Bool(true))));
+                    content.notes.extend(said);
+                    continue;
+                }
             }
             _ => {}
         }
@@ -305,6 +325,7 @@ pub(in crate::ask) fn layer(
         if row.is_some() {
             content.named.push((key, Given::Value(value.clone())));
         } else if harmless(&key) {
+            idle.push(key.replace('_', "-"));
             // A switch may have swallowed the model's name.
             if let (None, Some(word)) = (&content.model, value.as_str().filter(|word| word.contains('/'))) {
                 content.model = Some(word.to_owned());
@@ -312,15 +333,29 @@ pub(in crate::ask) fn layer(
         } else if let Some((_, instead)) = said {
             content.notes.push(format!("not simulated: {key}: {instead}"));
         } else {
-            let shown = value.as_str().map_or_else(|| value.to_string(), str::to_owned).replace(['{', '}'], "");
-            let fault = Fault::unsupported("", format!("{} {shown} of {}", key.replace('_', "-"), runner.title()));
-            faults.push(match nearest(&key, runner) {
-                Some(near) => fault.or(format!("write --{near}, or leave it out")),
-                None => fault.or("leave it out: what it changes is not known"),
+            let fault = Fault::unsupported("", format!("{} of {}", said_so(&key, value), runner.title()));
+            let instead = REFUSED.iter().find(|(known, _)| *known == key && runner == Runner::Vllm);
+            faults.push(match (instead, nearest(&key, runner)) {
+                (Some((_, instead)), _) => fault.or(*instead),
+                (None, Some(near)) => fault.or(format!("write --{near}, or leave it out")),
+                (None, None) => fault.or("leave it out: what it changes is not known"),
             });
         }
     }
+    if !idle.is_empty() {
+        content.notes.push(format!("without effect on memory: {}", idle.join(", ")));
+    }
     if faults.is_empty() { Ok(content) } else { Err(faults) }
+}
+
+/// A flag with its value, as somebody typed it.
+fn said_so(key: &str, value: &Value) -> String {
+    let flag = key.replace('_', "-");
+    match value {
+        Value::Bool(true) => flag,
+        Value::String(text) => format!("{flag} {text}"),
+        other => format!("{flag} {other}"),
+    }
 }
 
 /// The flag of an engine that looks most like another one.
@@ -343,21 +378,6 @@ fn counted(value: &Value) -> Value {
         (number >= 0.0 && number * each < 1e15).then_some((number * each) as u64)
     });
     count.map_or_else(|| value.clone(), Value::from)
-}
-
-/// Whether a limit lets in some of a kind: an object, or `image=1,video=0` of older versions.
-fn has_some(value: &Value, kind: &str) -> bool {
-    let read = value.as_str().and_then(|text| serde_json::from_str(text).ok());
-    let limits: &Value = read.as_ref().unwrap_or(value);
-    let older = value.as_str().is_some_and(|text| text.split(',').any(|part| part.trim() == format!("{kind}=0")));
-    limits[kind].as_u64() != Some(0) && !older
-}
-
-/// vLLM's object for guesses ahead, as the flags for it.
-fn speculative(value: &Value, content: &mut Content) {
-    let (who, tokens) = table::guesses(value);
-    content.named.extend(who.map(|who| ("speculative-model".to_owned(), Given::Text(who))));
-    content.named.extend(tokens.map(|tokens| ("num-speculative-tokens".to_owned(), Given::Value(tokens.into()))));
 }
 
 /// Whether a key's value is not looked at.

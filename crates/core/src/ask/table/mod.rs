@@ -12,8 +12,6 @@ mod serving;
 mod step;
 mod tasks;
 
-pub(super) use serving::guesses;
-
 use super::runner::{Runner, Scope};
 use super::setting::{Kind, Setting};
 

@@ -1,6 +1,6 @@
 //! Settings of serving engines, under the names their users know.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::ask::runner::{Runner, Scope};
 use crate::ask::setting::{Kind, Setting, Spelling, Topic, setting};
@@ -101,10 +101,19 @@ pub(super) const ROWS: &[Setting] = &[
     setting("enforce_eager", "enforce-eager", Kind::Switch, "No CUDA graphs").on(S, Scope::VLLM).example("--enforce-eager"),
     setting("compile_cache", "compile-cache", Kind::Switch, "What an earlier start has compiled is found again; a first start compiles, which leaves less for the cache")
         .on(S, Scope::VLLM),
-    setting("language_model_only", "language-model-only", Kind::Switch, "Encoders of images and sound are not loaded, as with 0 images and videos in --limit-mm-per-prompt")
+    setting("language_model_only", "language-model-only", Kind::Switch, "Encoders of images and sound are not loaded, as with 0 of all kinds in --limit-mm-per-prompt")
         .on(S, Scope::VLLM),
+    setting("images_per_prompt", "limit-mm-per-prompt", Kind::Spelled(LIMITS), "What a prompt may hold, as vLLM's JSON object or image=2,video=0: the profile run takes no more of it, and with 0 of all that an encoder sees it is not loaded")
+        .value("JSON")
+        .from("999 of each kind")
+        .on(S, Scope::VLLM)
+        .example("--limit-mm-per-prompt {\"image\":0,\"video\":0}"),
     setting("no_videos", "no-videos", Kind::Switch, "No videos in the profile run, as with 0 of them in --limit-mm-per-prompt")
         .on(S, Scope::VLLM),
+    setting("no_audio", "no-audio", Kind::Switch, "No sound in a prompt, as with 0 of it in --limit-mm-per-prompt").on(S, Scope::VLLM),
+    setting("skip_mm_profiling", "skip-mm-profiling", Kind::Switch, "No images, videos or sound in the profile run; encoders are loaded")
+        .on(S, Scope::VLLM)
+        .example("--skip-mm-profiling"),
     setting("enable_prefix_caching", "enable-prefix-caching", Kind::Switch, "Keep finished prompts in the cache; takes no memory of its own")
         .on(S, Scope::VLLM),
     setting("enable_lora", "enable-lora", Kind::Switch, "Room for adapters").on(S, Scope::VLLM).example("--enable-lora"),
@@ -290,9 +299,7 @@ const SPECULATION: Spelling = Spelling {
     words: &[],
     bare: None,
     read: |text| {
-        let value: Value = serde_json::from_str(text).map_err(|_| "a JSON object".to_owned())?;
-        let (who, tokens) = guesses(&value);
-        let who = who.ok_or("a JSON object with a method or a model")?;
+        let (who, tokens) = guesses(&object(text, r#"{"method": "mtp", "num_speculative_tokens": 3}"#)?)?;
         let mut tree = json!({"speculative_model": who});
         if let Some(tokens) = tokens {
             tree["num_speculative_tokens"] = tokens.into();
@@ -302,16 +309,71 @@ const SPECULATION: Spelling = Spelling {
     write: |_| None,
 };
 
-/// Who guesses ahead by vLLM's object, and how many tokens.
-pub(in crate::ask) fn guesses(value: &Value) -> (Option<String>, Option<u64>) {
-    let method = value["method"].as_str().unwrap_or_default();
-    let who = match method {
-        "ngram" | "suffix" | "ngram_gpu" => Some("ngram"),
-        _ if method.contains("mtp") => Some("mtp"),
-        _ => value["model"].as_str().or(if method.starts_with("eagle") { Some("eagle") } else { None }),
-    };
-    (who.map(str::to_owned), value["num_speculative_tokens"].as_u64())
+/// A text as an object. What shells make of one that is not between quotes has its parts, and not its braces or quotes.
+fn object(text: &str, example: &str) -> Result<Value, String> {
+    let read = serde_json::from_str(text).ok().filter(Value::is_object);
+    read.ok_or_else(|| match text.contains(':') {
+        true => {
+            format!("a JSON object: a shell has taken its braces or quotes; put it between single quotes: '{example}'")
+        }
+        false => format!("a JSON object, such as '{example}'"),
+    })
 }
+
+/// Who guesses ahead by vLLM's object, and how many tokens.
+fn guesses(value: &Value) -> Result<(String, Option<u64>), String> {
+    let (method, model) = (value["method"].as_str().unwrap_or_default(), value["model"].as_str());
+    let who = match method {
+        "ngram" | "suffix" | "ngram_gpu" => "ngram",
+        _ if method == "mtp" || method.ends_with("_mtp") => "mtp",
+        "eagle" | "eagle3" => model.unwrap_or("eagle"),
+        "" => model.ok_or("an object with a method or a model")?,
+        "draft_model" => model.ok_or("an object with the model that guesses: \"model\": \"NAME\"")?,
+        "dflash" | "dspark" if model.is_some() => model.unwrap_or_default(),
+        other => {
+            return Err(format!(
+                "of a method that is simulated: {other} is none (mtp, eagle, eagle3, draft_model, ngram, suffix; dflash and dspark \
+                 with a model); leave it out, or say how many layers its head has with --speculative-model N"
+            ));
+        }
+    };
+    Ok((who.to_owned(), value["num_speculative_tokens"].as_u64()))
+}
+
+/// vLLM's limits (`limit_per_prompt` of config/multimodal.py), or `image=2,video=0` of its older versions.
+const LIMITS: Spelling = Spelling {
+    words: &[],
+    bare: None,
+    read: |text| {
+        let older: Option<Map<String, Value>> = text
+            .split(',')
+            .map(|part| {
+                let (kind, count) = part.split_once('=')?;
+                Some((kind.trim().to_owned(), count.trim().parse::<u64>().ok()?.into()))
+            })
+            .collect();
+        let limits =
+            older.map_or_else(|| object(text, r#"{"image": 2, "video": 0}"#), |older| Ok(Value::Object(older)))?;
+        let mut tree = json!({});
+        for (kind, limit) in limits.as_object().into_iter().flatten() {
+            let options = limit.as_object();
+            if options.is_some_and(|options| options.keys().any(|key| key != "count")) {
+                return Err("counts alone: sizes of pictures are not simulated".into());
+            }
+            let count = options.map_or(limit, |options| options.get("count").unwrap_or(&Value::Null)).as_u64();
+            let count = count.ok_or_else(|| format!("a count of {kind}s, such as '{{\"{kind}\": 2}}'"))?;
+            match kind.as_str() {
+                "image" => tree["images_per_prompt"] = count.into(),
+                "video" if count == 0 => tree["no_videos"] = true.into(),
+                "audio" if count == 0 => tree["no_audio"] = true.into(),
+                // One video or recording is what the profile run takes at most; other kinds have no encoder that is known.
+                _ => {}
+            }
+        }
+        Ok(tree)
+    },
+    write: |plan| Some(format!("image={}", plan.get("images_per_prompt")?.as_u64()?)),
+};
 
 const SHARES: Spelling = Spelling {
     words: &[],

@@ -25,7 +25,9 @@ pub(super) fn profile(model: &ServedModel, rules: &Rules, batch: Batch, tensor: 
         }
         _ => (encoder.tokens, encoder.patches, encoder.tokens),
     };
-    let images = images(rows, batch);
+    // Videos have a limit of their own.
+    let most = if encoder.per_prompt > 0 { encoder.per_prompt } else { u64::MAX };
+    let images = images(rows, batch, most);
     // Room is made for all that the budget allows where the encoder makes less of it, which is held by name beside it.
     let beside = if rows > tokens { tokens } else { 0 };
     let cached = two(images.saturating_mul(rows.saturating_add(beside)), width);
@@ -72,10 +74,10 @@ fn elements(model: &ServedModel, encoder: ImageEncoder, rules: &Rules, tensor: u
     around.saturating_add(attention.max(fed))
 }
 
-/// Images of the largest size that fit the encoder's budget, which is a batch of tokens or one image.
-fn images(tokens: u64, batch: Batch) -> u64 {
+/// Images of the largest size that fit the encoder's budget, which is a batch of tokens or one image, and that prompts may hold.
+fn images(tokens: u64, batch: Batch, most: u64) -> u64 {
     let tokens = tokens.max(1);
     let budget = batch.tokens.max(tokens);
-    let per_prompt = (batch.length / tokens).max(1);
+    let per_prompt = (batch.length / tokens).min(most).max(1);
     (budget / tokens).min(batch.sequences.max(1).saturating_mul(per_prompt)).max(1)
 }
