@@ -4,12 +4,15 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// What a line is answered with: the exit code, the document (null where there is none), and what stands in standard error.
+/// What a line is answered with: the exit code, the document (null where there is none), and what is wrong.
 fn asked(words: &[&str]) -> (Option<i32>, Value, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vramcast"));
     let output = command.args(words).env("HF_ENDPOINT", "http://hub.invalid").output().unwrap();
-    let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    (output.status.code(), serde_json::from_slice(&output.stdout).unwrap_or_default(), error)
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    // A document that was asked for says itself what is wrong.
+    let said = ["message", "hint"].map(|key| document["error"][key].as_str().unwrap_or_default());
+    let error = String::from_utf8_lossy(&output.stderr).into_owned() + &said.join(" ");
+    (output.status.code(), document, error)
 }
 
 /// A model with flags: typed, and as a pasted line.

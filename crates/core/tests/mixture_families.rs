@@ -83,3 +83,14 @@ fn odd_values_give_errors_not_panics() {
         }
     }
 }
+
+/// GLM-4.7 Flash by its class's defaults, which are its config: what transformers 5.22 has of it, tensor by tensor.
+#[test]
+fn glm_flash_is_as_large_as_transformers_makes_it() {
+    let model = Model::new(json!({"model_type": "glm4_moe_lite"}), Some("AutoModelForCausalLM")).unwrap();
+    let inventory = model.inventory().unwrap();
+    assert_eq!((inventory.total(), inventory.parameters.len()), (29_943_390_976, 705));
+    let built_in = vramcast_core::source::catalogue::find("GLM-4.7-Flash").unwrap();
+    let built_in = Model::new(built_in.config, built_in.auto_class.as_deref()).unwrap();
+    assert_eq!(built_in.inventory().unwrap().total(), inventory.total());
+}

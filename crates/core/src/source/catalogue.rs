@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn every_line_is_a_model() {
         let all: Vec<Entry> = lines().map(|line| entry(line).unwrap()).collect();
-        assert_eq!(PUBLISHED.lines().count(), 376);
+        assert_eq!(PUBLISHED.lines().count(), 378);
         assert!(ids().eq(all.iter().map(|entry| entry.id.as_str())));
         for entry in &all {
             assert!(entry.config.get("model_type").is_some_and(Value::is_string), "{}", entry.id);

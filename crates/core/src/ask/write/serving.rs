@@ -6,7 +6,7 @@ use super::{Draft, Object, at};
 use crate::serving::llama_cpp::Mixture;
 
 /// Flags of vLLM (engine/arg_utils.py) and where a plan has them.
-const VLLM: [(&str, &str); 19] = [
+const VLLM: [(&str, &str); 21] = [
     ("max-model-len", "context"),
     ("gpu-memory-utilization", "gpu_memory_utilization"),
     ("tensor-parallel-size", "tensor_parallel_size"),
@@ -26,6 +26,8 @@ const VLLM: [(&str, &str); 19] = [
     ("max-loras", "max_loras"),
     ("max-lora-rank", "max_lora_rank"),
     ("cpu-offload-gb", "cpu_offload_gb"),
+    ("language-model-only", "language_model_only"),
+    ("skip-mm-profiling", "skip_mm_profiling"),
 ];
 
 /// Flags of llama.cpp (common/arg.cpp).
@@ -71,6 +73,14 @@ pub(super) fn draft(tool: &str, model: &str, plan: &Value) -> Draft {
                 let spelled = TYPES.iter().find(|(ours, _)| flag == "dtype" && value == ours);
                 file.insert(flag.into(), spelled.map_or_else(|| value.clone(), |(_, theirs)| json!(theirs)));
             }
+        }
+        let mut limits = Object::new();
+        limits.extend(said("images_per_prompt").map(|images| ("image".to_owned(), images.clone())));
+        for (kind, path) in [("video", "no_videos"), ("audio", "no_audio")] {
+            limits.extend(said(path).map(|_| (kind.to_owned(), json!(0))));
+        }
+        if !limits.is_empty() {
+            file.insert("limit-mm-per-prompt".into(), Value::Object(limits));
         }
         let line = ["vllm", "serve", "--config", "vllm.yaml"].map(str::to_owned).to_vec();
         return Draft { files: vec![("vllm.yaml".into(), Value::Object(file))], line, own: None };

@@ -1,10 +1,10 @@
-//! DeepSeek-V3 and R1, Kimi-K2: latent attention, shared experts, sigmoid routing by groups.
+//! DeepSeek-V3 and R1, Kimi-K2, GLM-4.7 Flash: latent attention, shared experts, sigmoid routing by groups.
 
 use super::frame::{Context, Frame, RouterLogits};
 use super::latent::{Latent, Rotation};
 use super::routing::{Grouped, SharedExperts};
 use crate::model::Family;
-use crate::model::blocks::gated_mlp;
+use crate::model::blocks::{gated_mlp, read};
 use crate::model::facts::{AttentionKernels, ExpertNames, Facts, Liger};
 use crate::model::tensor_plans::{EXPERTS, GATED_MLP, SHARED_EXPERTS};
 use crate::model::{Config, Graph, ModelError, Task, Value};
@@ -25,6 +25,14 @@ pub const FAMILY: Family = Family {
 
 /// Kimi K2, whose code comes with its checkpoint.
 pub const KIMI_K2: Family = Family { name: "Kimi K2", model_types: &["kimi_k2"], facts: Facts::DEFAULT, ..FAMILY };
+
+/// GLM-4.7 Flash: V3's attention beside GLM-4's experts, which are V3's (modular_glm4_moe_lite.py of transformers).
+pub const GLM4_MOE_LITE: Family = Family {
+    name: "GLM-4 MoE Lite",
+    model_types: &["glm4_moe_lite"],
+    facts: Facts { attention: AttentionKernels::FlashAndFlex, experts: Some(ExpertNames::USUAL), ..Facts::DEFAULT },
+    build: build_lite,
+};
 
 /// V3's decoder, which others embed or build on.
 #[derive(Debug)]
@@ -85,6 +93,30 @@ impl DeepSeekV3 {
         })
     }
 
+    /// The same with the defaults of `Glm4MoeLiteConfig`.
+    fn read_lite(c: &Config<'_>) -> Result<Self, ModelError> {
+        let frame = Frame { router_loss: false, ..Frame::read(c, 154_880, 2048, 47)? };
+        let rotation = if c.flag("rope_interleave", true)? { Rotation::EvenOdd } else { Rotation::Half };
+        let mut attention = Latent::read(c, 20, 768, rotation)?;
+        attention.plain = c.size_or(&["qk_nope_head_dim"], 192)?;
+        attention.value = c.size_or(&["v_head_dim"], 256)?;
+        let kinds = c.strings("mlp_layer_types")?;
+        let dense = |index: u64| match &kinds {
+            Some(kinds) => kinds.get(index as usize) != Some(&"sparse"),
+            None => index == 0,
+        };
+        let mut router = Grouped::read(c, [64, 1, 1])?;
+        router.top_k = read::positive(c, &["num_experts_per_tok"], 4)?;
+        let experts = SharedExperts::read(c, router.experts, router.top_k, 1536, 1)?;
+        let mlp = Mlp {
+            dense: (0..frame.layers).map(dense).collect(),
+            dense_width: c.size_or(&["intermediate_size"], 10_240)?,
+            experts: SharedExperts { bias: false, ..experts },
+            router,
+        };
+        Ok(Self { attention, mlp, frame })
+    }
+
     /// The model; `embeddings` are given by a model that put image features among them.
     pub(crate) fn model(&self, g: &mut Graph, embeddings: Option<Value>, routers: &mut RouterLogits) -> Value {
         let context = |g: &mut Graph| Context::causal(g, None, self.attention.turned);
@@ -97,5 +129,10 @@ impl DeepSeekV3 {
 
 fn build(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
     let model = DeepSeekV3::read(c)?;
+    model.frame.build(c, g, task, |g, routers| model.model(g, None, routers))
+}
+
+fn build_lite(c: &Config<'_>, task: Task, g: &mut Graph) -> Result<(), ModelError> {
+    let model = DeepSeekV3::read_lite(c)?;
     model.frame.build(c, g, task, |g, routers| model.model(g, None, routers))
 }

@@ -38,6 +38,7 @@ pub const ALL: &[&Family] = &[
     &deepseek_v2::FAMILY,
     &deepseek_v3::FAMILY,
     &deepseek_v3::KIMI_K2,
+    &deepseek_v3::GLM4_MOE_LITE,
     &deepseek_v32::FAMILY,
     &deepseek_v32::GLM,
     &deepseek_v4::FAMILY,
