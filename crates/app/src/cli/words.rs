@@ -185,9 +185,8 @@ fn without_own(words: &[String], known: &Known) -> Vec<String> {
             continue;
         }
         own.extend(rest.next_if(is_value).cloned());
-        while follow == Follow::Several && named {
-            let Some(next) = rest.next_if(|next| !next.starts_with('-')) else { break };
-            own.push(next.clone());
+        if follow == Follow::Several && named {
+            own.extend(std::iter::from_fn(|| rest.next_if(|next| !next.starts_with('-')).cloned()));
         }
     }
     if !own.is_empty() {
@@ -365,6 +364,11 @@ mod tests {
             "infer --engine=vllm m/x --own-words=--served-model-name a --enable-auto-tool-choice"
         );
         assert_eq!(rewritten("infer m/x --port 80").unwrap(), "infer m/x --port 80");
+        // What is a setting of the engine stays one.
+        assert_eq!(
+            rewritten("infer m/x --engine llama.cpp --no-mmap --threads 8").unwrap(),
+            "infer m/x --engine llama.cpp --no-mmap --own-words=--threads 8"
+        );
         assert_eq!(rewritten("infer m/x --engine vllm --no-such 1").unwrap(), "infer m/x --engine vllm --no-such 1");
     }
 

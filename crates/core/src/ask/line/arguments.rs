@@ -74,7 +74,7 @@ pub(super) fn parse(words: &[String]) -> Parsed {
 }
 
 /// Options whose own name begins with `no_`.
-const KEPT: [&str; 5] = ["no_cuda", "no_load_optim", "no_load_rng", "no_kv_offload", "no_op_offload"];
+const KEPT: [&str; 6] = ["no_cuda", "no_load_optim", "no_load_rng", "no_kv_offload", "no_op_offload", "no_mmap"];
 
 /// An option's name; a negative number is none.
 fn option(word: &str) -> Option<&str> {
