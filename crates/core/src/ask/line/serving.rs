@@ -170,24 +170,14 @@ pub fn own_flag(runner: Runner, word: &str) -> Option<Follow> {
     let name = name.split_once('=').map_or(name, |(name, _)| name);
     let key = name.replace('-', "_");
     let first = key.split('.').next().unwrap_or_default();
-<<<<<<< HEAD
-    if runner == Runner::Vllm {
-        let whole = ["speculative_config", "limit_mm_per_prompt"].contains(&first);
-        let setting = table::called(&key, runner).is_some_and(|row| row.scope.has(runner));
-=======
     let setting = table::called(&key, runner).is_some_and(|row| row.scope.has(runner));
     if runner == Runner::Vllm {
         let whole = ["speculative_config", "limit_mm_per_prompt"].contains(&first);
->>>>>>> 5183d293ba74149a083845bbb541c0d992670680
         return vllm::follow(name).filter(|_| whole || !setting);
     }
     let switch = ["enable_", "disable_", "no_", "skip_", "show_", "trust_", "use_", "is_"];
     let bare = switch.iter().any(|start| key.starts_with(start));
-<<<<<<< HEAD
-    unheeded(&key).then_some(if bare { Follow::None } else { Follow::One })
-=======
     (unheeded(&key) && !setting).then_some(if bare { Follow::None } else { Follow::One })
->>>>>>> 5183d293ba74149a083845bbb541c0d992670680
 }
 
 /// Words of an engine's own program, as what they say.

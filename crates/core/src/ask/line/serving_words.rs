@@ -390,10 +390,7 @@ pub(super) const SAID: &[(&str, &str)] = &[
     ("disable_hybrid_kv_cache_manager", "sliding layers hold their window alone, which is less"),
     ("num_scheduler_steps", "prompts are taken as the version schedules them"),
     ("enable_dbo", "one batch at a time is taken"),
-<<<<<<< HEAD
-=======
     ("ubatch_size", "one batch at a time is taken"),
->>>>>>> 5183d293ba74149a083845bbb541c0d992670680
     ("dbo_decode_token_threshold", "one batch at a time is taken"),
     ("dbo_prefill_token_threshold", "one batch at a time is taken"),
     ("enable_elastic_ep", "spare experts are not counted"),

@@ -215,10 +215,7 @@ fn flags_of_serving_engines_in_their_own_words() {
         ("text-generation-launcher --model-id a/b --quantize eetq", "quantization", json!("int8")),
         ("vllm serve a/b --limit-mm-per-prompt image=2,video=0", "limit-mm-per-prompt", json!("image=2,video=0")),
         ("vllm serve a/b -O0", "enforce_eager", json!(true)),
-<<<<<<< HEAD
-=======
         ("llama-server -m x.gguf --no-mmap", "no_mmap", json!(true)),
->>>>>>> 5183d293ba74149a083845bbb541c0d992670680
     ] {
         let found = given(line, name).1.unwrap_or_else(|| panic!("{line}: {name}"));
         assert!(format!("{found:?}").contains(value.to_string().trim_matches('"')), "{line}: {found:?}");

@@ -101,12 +101,9 @@ pub(super) const ROWS: &[Setting] = &[
     setting("enforce_eager", "enforce-eager", Kind::Switch, "No CUDA graphs").on(S, Scope::VLLM).example("--enforce-eager"),
     setting("compile_cache", "compile-cache", Kind::Switch, "What an earlier start has compiled is found again; a first start compiles, which leaves less for the cache")
         .on(S, Scope::VLLM),
-<<<<<<< HEAD
     setting("flashinfer_sampler", "flashinfer-sampler", Kind::Switch, "FlashInfer samples (VLLM_USE_FLASHINFER_SAMPLER=1; before 0.11.1 wherever it is installed, as in vLLM's images, since 0.21 unasked): logits are not sorted in the profile run")
         .on(S, Scope::VLLM)
         .example("--flashinfer-sampler --engine-version 0.10.1.1"),
-=======
->>>>>>> 5183d293ba74149a083845bbb541c0d992670680
     setting("language_model_only", "language-model-only", Kind::Switch, "Encoders of images and sound are not loaded, as with 0 of all kinds in --limit-mm-per-prompt")
         .on(S, Scope::VLLM),
     setting("images_per_prompt", "limit-mm-per-prompt", Kind::Spelled(LIMITS), "What a prompt may hold, as vLLM's JSON object or image=2,video=0: the profile run takes no more of it, and with 0 of all that an encoder sees it is not loaded")
