@@ -42,9 +42,9 @@ impl Pattern {
         short.min_by_key(|pattern| pattern.few(height))
     }
 
-    /// Layers of the shallow model: those in front, two patterns, one that stands for all between, and the last.
+    /// Layers of the shallow model: those in front, a pattern, one that stands for all between, and the last.
     fn few(self, height: u32) -> u32 {
-        self.lead + 4 * self.period + self.rest(height)
+        self.lead + 3 * self.period + self.rest(height)
     }
 
     /// Layers of a pattern that ends before its time.
@@ -56,8 +56,8 @@ impl Pattern {
     fn like(self, layer: u32, height: u32) -> u32 {
         let Self { lead, period } = self;
         match layer {
-            _ if layer < lead + 2 * period => layer,
-            _ if layer + 2 * period + self.rest(height) >= height => layer + self.few(height) - height,
+            _ if layer < lead + period => layer,
+            _ if layer + period + self.rest(height) >= height => layer + self.few(height) - height,
             _ => lead + period + (layer - lead) % period,
         }
     }

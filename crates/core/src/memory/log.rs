@@ -458,10 +458,12 @@ impl Log {
         }
     }
 
-    /// Makes room for a run of a program of so many steps; a step makes two or three storages on the way there and back.
-    pub fn reserve(&mut self, steps: usize) {
-        self.storages.reserve(steps * 3);
-        self.events.reserve(steps * 16);
+    /// Makes room for a run of so many operations: one makes two or three storages on the way there and back. Room that is not used
+    /// costs nothing, and a row that outgrows its room is copied to a new one; beyond what any answer may take none is made.
+    pub fn reserve(&mut self, operations: u64) {
+        let operations = operations.min(1 << 20) as usize;
+        self.storages.reserve(operations * 3);
+        self.events.reserve(operations * 16);
     }
 
     /// Begins a phase.

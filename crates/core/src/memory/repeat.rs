@@ -59,10 +59,17 @@ pub(super) fn first_step(log: &mut Log, start: Start, steps: u32) {
     }
     let stays = |id: StorageId| id.0 < first || !freed[(id.0 - first) as usize];
     let again = |event: &Event| !matches!(event, Event::Allocate(id) | Event::Free(id) if stays(*id));
-    let mut events = Vec::with_capacity(log.events.len() - start.event);
-    events.extend(log.events[start.event..].iter().copied().filter(again));
-    crate::work::repeat(events.len() * (steps as usize - 1));
-    write_steps(log, &events, 1..steps);
+    let begin = log.events.len();
+    let most = (begin - start.event) * (steps as usize - 1);
+    crate::work::repeat(most);
+    log.events.reserve(most);
+    for place in start.event..begin {
+        let event = log.events[place];
+        if again(&event) {
+            log.events.push(event);
+        }
+    }
+    name_steps(log, begin, log.events.len() - begin, 1..steps);
 }
 
 /// Writes a step that began at `start` down again as `later` ones, where it freed all that it made and nothing else; whether it did.
@@ -76,25 +83,26 @@ pub(super) fn last_step(log: &mut Log, start: Start, later: Range<u32>) -> bool 
     if alive.contains(&true) {
         return false;
     }
-    let events = log.events[start.event..].to_vec();
-    crate::work::repeat(events.len() * later.len());
-    log.likes.push(Like { start: log.events.len(), events: events.len(), of: start.event, others: Vec::new() });
-    write_steps(log, &events, later);
+    let (begin, events) = (log.events.len(), log.events.len() - start.event);
+    crate::work::repeat(events * later.len());
+    log.likes.push(Like { start: begin, events, of: start.event, others: Vec::new() });
+    log.events.reserve(events * later.len());
+    log.events.extend_from_within(start.event..);
+    name_steps(log, begin, events, later);
     true
 }
 
-/// Writes events down as steps, each right behind the last.
-fn write_steps(log: &mut Log, events: &[Event], steps: Range<u32>) {
-    log.events.reserve(events.len() * steps.len());
-    let phases = (0..).zip(events).filter(|(_, event)| matches!(event, Event::Phase(_)));
-    let phases: Vec<usize> = phases.map(|(place, _)| place).collect();
+/// Events that were written down behind all others become the first of some steps; the other steps follow, each right behind the last.
+fn name_steps(log: &mut Log, first: usize, events: usize, steps: Range<u32>) {
+    let begins = |(place, event): (usize, &Event)| matches!(event, Event::Phase(_)).then_some(place);
+    let phases: Vec<usize> = log.events[first..].iter().enumerate().filter_map(begins).collect();
     for (written, step) in steps.enumerate() {
-        let begin = log.events.len();
+        let begin = first + written * events;
         if written > 0 {
-            let of = begin - events.len();
-            log.likes.push(Like { start: begin, events: events.len(), of, others: Vec::new() });
+            let of = begin - events;
+            log.likes.push(Like { start: begin, events, of, others: Vec::new() });
+            log.events.extend_from_within(of..begin);
         }
-        log.events.extend_from_slice(events);
         for place in &phases {
             if let Event::Phase(phase) = &mut log.events[begin + place] {
                 let again = log.phases[*phase as usize].in_step(step);

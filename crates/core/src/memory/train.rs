@@ -59,7 +59,7 @@ fn attempt(
     (shallow, folds): (Option<Shallow>, bool),
 ) -> Result<Log, PlanError> {
     let mut torch = Torch::new(Device::of(&plan.gpu));
-    torch.log.borrow_mut().reserve(program.steps.len());
+    torch.log.borrow_mut().reserve(program.operations());
     torch.forced_kernel = plan.sdpa_kernel.map(Kernel::from);
     let mut settings = settings(plan);
     if let Some(spread) = spread {

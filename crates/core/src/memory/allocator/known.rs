@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
-use super::Allocator;
 use super::pool::{COUNTED, NONE};
+use super::{Allocator, Place};
 use crate::memory::log::{Like, StorageId};
 
 /// After so many events of a range pools are compared.
@@ -167,12 +167,16 @@ impl Allocator {
 
     /// Gives storages of a pool that are only counted the blocks that they lie in.
     fn land(&mut self, pool: usize) {
-        for (at, place) in self.places.iter_mut().enumerate() {
-            if place.block == COUNTED && place.pool as usize == pool {
-                let Spot { address, size } = self.whereabouts.spots[at];
-                place.block = self.pools[pool].take_at(address, size);
-                self.whereabouts.made[at] = Some(false);
-            }
+        let afloat = |(at, place): (usize, &Place)| {
+            let Spot { address, size } = self.whereabouts.spots[at];
+            (place.block == COUNTED && place.pool as usize == pool).then_some((address, size, at))
+        };
+        let mut landing: Vec<_> = self.places.iter().enumerate().filter_map(afloat).collect();
+        landing.sort_unstable();
+        let taken = self.pools[pool].take_all_at(landing.iter().map(|(address, size, _)| (*address, *size)));
+        for ((_, _, at), block) in landing.into_iter().zip(taken) {
+            self.places[at].block = block;
+            self.whereabouts.made[at] = Some(false);
         }
         self.standing[pool].afloat = 0;
     }

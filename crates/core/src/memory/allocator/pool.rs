@@ -31,6 +31,12 @@ pub(super) struct Block {
     pub(super) state: State,
 }
 
+impl Block {
+    fn end(&self) -> u64 {
+        self.address + self.size
+    }
+}
+
 /// What a block is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
@@ -177,26 +183,36 @@ impl Pool {
         size
     }
 
-    /// Uses a range that is free.
-    pub(super) fn take_at(&mut self, address: u64, size: u64) -> BlockId {
-        let blocks = &self.blocks;
-        let around = |id: BlockId| {
-            let Block { address: start, size: found, .. } = blocks[id as usize];
-            start <= address && address + size <= start + found
-        };
-        let Some(mut id) = self.free.remove_where(around).pop() else { return NONE };
-        let before = address - self.blocks[id as usize].address;
-        if before > 0 {
-            let rest = self.split(id, before, State::Free);
-            self.insert(id);
-            id = rest;
+    /// Uses ranges that are free, in the order of their addresses.
+    pub(super) fn take_all_at(&mut self, ranges: impl Iterator<Item = (u64, u64)>) -> Vec<BlockId> {
+        let mut free = self.free.remove_where(|_| true);
+        free.sort_unstable_by_key(|id| self.blocks[*id as usize].address);
+        let mut free = free.into_iter();
+        let mut next = free.next();
+        let mut taken = Vec::new();
+        for (address, size) in ranges {
+            // What ends before it is nobody's.
+            while let Some(id) = next.filter(|id| self.blocks[*id as usize].end() <= address) {
+                self.insert(id);
+                next = free.next();
+            }
+            let Some(mut id) = next else { break };
+            let before = address - self.blocks[id as usize].address;
+            if before > 0 {
+                let rest = self.split(id, before, State::Free);
+                self.insert(id);
+                id = rest;
+            }
+            next = if self.blocks[id as usize].size > size {
+                Some(self.split(id, size, State::Free))
+            } else {
+                free.next()
+            };
+            self.blocks[id as usize].state = State::Used;
+            taken.push(id);
         }
-        if self.blocks[id as usize].size > size {
-            let rest = self.split(id, size, State::Free);
-            self.insert(rest);
-        }
-        self.blocks[id as usize].state = State::Used;
-        id
+        next.into_iter().chain(free).for_each(|id| self.insert(id));
+        taken
     }
 
     /// Takes neighbours in the same state in.
