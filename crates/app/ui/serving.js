@@ -51,7 +51,7 @@ function pooled(budget, memory) {
     ['cache', `${gib(budget.cache)} GiB`],
     ['tokens', spaced(budget.cache_tokens)],
     ['full sequences at once', (budget.concurrency_thousandths / 1000).toFixed(2)],
-    ['longest sequence', spaced(budget.largest_sequence)],
+    ['room for one sequence of', `${spaced(budget.largest_sequence)} tokens`],
   ];
   return h(
     'article',
