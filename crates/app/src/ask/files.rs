@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
-use serde_saphyr::MessageFormatter as _;
 use vramcast_core::ask::file::Content;
 use vramcast_core::ask::{Runner, line, program};
 use vramcast_core::plan::Fault;
@@ -213,7 +212,7 @@ fn beside(file: &Path, name: &str) -> Result<Value, String> {
 fn parsed(text: &str, name: &str) -> Result<Value, Failure> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let toml = |text: &str| toml::from_str::<Value>(text).map_err(|e| e.to_string());
-    let yaml = |text: &str| serde_saphyr::from_str::<Value>(text).map_err(|e| said(&e));
+    let yaml = |text: &str| serde_saphyr::from_str::<Value>(text).map_err(|e| said(&e.to_string()));
     let json = |text: &str| serde_json::from_str::<Value>(text).map_err(|e| e.to_string());
     let form = Path::new(name).extension().and_then(|extension| extension.to_str());
     let parsed = match form {
@@ -260,21 +259,15 @@ fn within(faults: Vec<Fault>, file: &Path) -> Failure {
     Failure::faults(faults, Runner::OneCard).within(&file.display().to_string())
 }
 
-/// A parser's error without the picture that it draws of the place, which a page would carry: line, column and what is wrong.
-fn said(error: &serde_saphyr::Error) -> String {
-    use serde_saphyr::Error::{AliasError, WithSnippet};
-    let mut inner = error;
-    while let AliasError { error, .. } | WithSnippet { error, .. } = inner {
-        inner = error;
-    }
-    let plain = serde_saphyr::DefaultMessageFormatter.format_message(inner);
-    // Keys of the text are in it, which may hold what a terminal obeys.
-    let plain: String = plain.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
-    let known = error.location().filter(|location| *location != serde_saphyr::Location::UNKNOWN);
-    let place = known.map(|known| format!("line {} column {}: ", known.line(), known.column())).unwrap_or_default();
-    match plain.contains("budget breached") {
-        true => format!("{place}it unfolds to more than a plan can need (an alias counts each time it is used)"),
-        false => format!("{place}{plain}"),
+/// A parser's error without the picture that it draws of the place: line, column and what is wrong.
+fn said(error: &str) -> String {
+    let first = error.lines().next().unwrap_or_default();
+    let first = first.strip_prefix("error: ").unwrap_or(first);
+    match first.split_once("budget breached") {
+        Some((place, _)) => {
+            format!("{place}it unfolds to more than a plan can need (an alias counts each time it is used)")
+        }
+        None => first.to_owned(),
     }
 }
 
