@@ -102,6 +102,7 @@ function words(plan) {
     const name = rows.find((row) => row.path === setting)?.flag || own.replaceAll('_', '-');
     // A switch says all by its name, and so does what is taken with its defaults.
     const isSaid = to === true || to === name || (isObject(to) && Object.keys(to).length === 0);
+    if (to === false) return `no ${name}`;
     return isSaid ? name : `${name} ${shown(to)}`;
   });
   return changes.length > 0 ? changes.join(', ') : 'as it is';
