@@ -109,7 +109,9 @@ function started(core) {
 async function compiled(file) {
   const response = await fetch(new URL(file, import.meta.url));
   if (!response.ok) throw new Error(`${file} cannot be read: ${response.status}`);
-  // Hosts that call it something else than application/wasm are many: so not as it comes.
+  // As it comes, where the host calls it by its name: browsers keep what they compiled so for the next visit. Many hosts do not.
+  const isNamed = response.headers.get('content-type')?.startsWith('application/wasm');
+  if (isNamed) return WebAssembly.compileStreaming(response);
   return WebAssembly.compile(await response.arrayBuffer());
 }
 
