@@ -164,6 +164,8 @@ export class Form {
       const rows = [...this.#rows.values()].filter((row) => row.field.group === group.id && isShown(row.wrapper));
       element.hidden = rows.length === 0;
       setText(`digest-${group.id}`, rows.length > 0 ? group.summary(show, this.store.job) : '');
+      const first = element.querySelector('.fields');
+      if (first instanceof HTMLElement) first.hidden = !rows.some((row) => !row.field.more);
       const more = element.querySelector('.more');
       if (more instanceof HTMLElement) more.hidden = !rows.some((row) => row.field.more);
     }

@@ -3,9 +3,10 @@
 
 import { Refusal, post } from './api.js';
 import { byId, h, refill, s } from './dom.js';
+import { rows } from './fields/settings.js';
 import { sentence } from './form.js';
 import { gib, shown } from './format.js';
-import { laid, withAt } from './paths.js';
+import { isObject, laid, withAt } from './paths.js';
 import { planOf, requestOf, withPlan } from './state.js';
 import { number, scrolled, table } from './tables.js';
 
@@ -36,9 +37,18 @@ export class Frontier {
 
   /** A new answer: plans of the old one are not shown; looking is many simulations, so only when asked. @param {boolean} applies */
   reset(applies) {
+    this.stop();
+    byId('frontier').hidden = !applies;
+    this.#offer();
+  }
+
+  /** Another question is asked: nobody waits for what is looked for. */
+  stop() {
     this.#asked.abort();
     this.#asked = new AbortController();
-    byId('frontier').hidden = !applies;
+  }
+
+  #offer() {
     refill(
       byId('frontier-body'),
       h('p', { class: 'help' }, 'What you set stays; what is a default (grey) may change.'),
@@ -57,7 +67,7 @@ export class Frontier {
     try {
       this.#show(await post('/plan', requestOf(job), signal));
     } catch (error) {
-      if (signal.aborted) return;
+      if (signal.aborted) return this.#offer();
       const why = error instanceof Refusal ? error.problems.map(sentence).join(' ') : String(error);
       refill(byId('frontier-body'), h('p', { class: 'problem', role: 'alert' }, why));
     }
@@ -84,9 +94,17 @@ export class Frontier {
   }
 }
 
-/** What a plan changes, in a line. @param {Planned} plan */
+/** What a plan changes, in a line: settings as their flags are called, whose names may be broken at their dashes. @param {Planned} plan */
 function words(plan) {
-  const changes = plan.changes.map(({ setting, to }) => `${setting.split('.').at(-1)} ${shown(to)}`);
+  const changes = plan.changes.map(({ setting, to }) => {
+    const [last = '', before = last] = setting.split('.').reverse();
+    const own = last === 'kind' || last === 'method' ? before : last;
+    const name = rows.find((row) => row.path === setting)?.flag || own.replaceAll('_', '-');
+    // A switch says all by its name, and so does what is taken with its defaults.
+    const isSaid = to === true || to === name || (isObject(to) && Object.keys(to).length === 0);
+    if (to === false) return `no ${name}`;
+    return isSaid ? name : `${name} ${shown(to)}`;
+  });
   return changes.length > 0 ? changes.join(', ') : 'as it is';
 }
 
@@ -132,7 +150,7 @@ function chart(plans, found, apply) {
 
 /** @param {Planned[]} found @param {(plan: Planned) => void} apply */
 function list(found, apply) {
-  const rows = found.map((plan, at) => {
+  const lines = found.map((plan, at) => {
     const [sign, keeps] = KEEPS[plan.keeps] ?? ['●', plan.keeps];
     const slower = typeof plan.slower === 'number' ? `+${(100 * (plan.slower - 1)).toFixed(0)} %` : '–';
     const button = h(
@@ -150,5 +168,5 @@ function list(found, apply) {
       h('td', {}, button),
     );
   });
-  return scrolled('Plans', table('Plans that fit', ['Keeps', 'Changes', '#GiB', '#Slower', '~Take'], rows));
+  return scrolled('Plans', table('Plans that fit', ['Keeps', 'Changes', '#GiB', '#Slower', '~Take'], lines));
 }

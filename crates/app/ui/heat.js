@@ -1,10 +1,13 @@
 // @ts-check
 /** A serving engine over cards and formats of the weights, and over contexts and sequences at once: what fits where. */
 
+import { Refusal, post } from './api.js';
 import { byId, h, refill } from './dom.js';
 import { gib, spaced } from './format.js';
+import { planOf, requestOf, withPlan } from './state.js';
 import { scrolled, table } from './tables.js';
 
+/** @typedef {import('./state.js').Store} Store */
 /** @typedef {{ fits: boolean, process: number, sequences: number | null }} Cell */
 /**
  * @typedef {object} Heat  the document of `/heat`
@@ -17,23 +20,55 @@ import { scrolled, table } from './tables.js';
 /** Sequences at once, in three digits. @param {number} thousandths */
 const sequences = (thousandths) => (thousandths >= 10_000 ? spaced(thousandths / 1000) : (thousandths / 1000).toFixed(1));
 
-/** Offers the tables: each is dozens of answers, so only when asked. @param {boolean} applies @param {() => void} fill */
-export function offerHeat(applies, fill) {
-  byId('heat').hidden = !applies;
-  const button = h('button', { type: 'button', id: 'fill-heat', 'data-key': 'fill-heat' }, 'Compare cards, formats and contexts');
-  button.addEventListener('click', () => {
+export class HeatTables {
+  /** Ends what is asked when the question changes. */
+  #asked = new AbortController();
+
+  /** @param {Store} store */
+  constructor(store) {
+    this.store = store;
+  }
+
+  /** A new answer: tables of the old one are not shown; each is dozens of answers, so only when asked. @param {boolean} applies */
+  reset(applies) {
+    this.stop();
+    byId('heat').hidden = !applies;
+    this.#offer();
+  }
+
+  /** Another question is asked: nobody waits for these. */
+  stop() {
+    this.#asked.abort();
+    this.#asked = new AbortController();
+  }
+
+  #offer() {
+    const button = h('button', { type: 'button', id: 'fill-heat', 'data-key': 'fill-heat' }, 'Compare cards, formats and contexts');
+    button.addEventListener('click', () => void this.#fill());
+    refill(byId('heat-body'), button);
+  }
+
+  /** A serving engine on cards of all sizes. */
+  async #fill() {
+    const { signal } = this.#asked;
+    const { job } = this.store;
     refill(byId('heat-body'), h('p', { class: 'help', role: 'status' }, 'Asking the engine …'));
-    fill();
-  });
-  refill(byId('heat-body'), button);
+    try {
+      const heat = await post('/heat', { ...requestOf(job), kind: job.kind }, signal);
+      showHeat(heat, job.gpu, (gpu, format) => {
+        const options = format === null ? planOf(job) : { ...planOf(job), quantization: format };
+        this.store.update({ ...withPlan(this.store.job, options), gpu }, 'apply');
+      });
+    } catch (error) {
+      if (signal.aborted) return this.#offer();
+      const why = error instanceof Refusal ? error.message : String(error);
+      refill(byId('heat-body'), h('p', { class: 'help' }, `The engine does not say: ${why}`));
+    }
+  }
 }
 
-/** @param {Heat | null} heat @param {string} own  the plan's card @param {(card: string, format: string | null) => void} choose */
-export function showHeat(heat, own, choose) {
-  if (!heat) {
-    refill(byId('heat-body'), h('p', { class: 'help' }, 'The engine does not say.'));
-    return;
-  }
+/** @param {Heat} heat @param {string} own  the plan's card @param {(card: string, format: string | null) => void} choose */
+function showHeat(heat, own, choose) {
   const pooled = heat.contexts.some((row) => row.sequences !== null);
   const meaning = pooled
     ? 'A number is how many sequences of full length run at once; a click takes the card and the format.'

@@ -7,7 +7,7 @@
 /** @typedef {{ status: number, text: string }} Answer */
 /** @typedef {{ request: string, signal: AbortSignal | null, done: (answer: Answer) => void, failed: (why: unknown) => void }} Question */
 
-/** A worker that computes what nobody waits for any more is left so long to end by itself, in ms. */
+/** A worker that computes what nobody waits for any more is left so long to end by itself, in ms; the next question does not wait for it. */
 const PATIENCE = 100;
 
 /** Questions one after the other. */
@@ -18,6 +18,8 @@ class Lane {
   #running;
   /** @type {Worker | undefined} */
   #worker;
+  /** Takes over where the other one is left to what nobody waits for. @type {Worker | undefined} */
+  #spare;
 
   /** @param {Promise<WebAssembly.Module>} core */
   constructor(core) {
@@ -38,14 +40,31 @@ class Lane {
   #drop(question) {
     question.failed(question.signal?.reason);
     this.#waiting = this.#waiting.filter((one) => one !== question);
-    if (this.#running === question) setTimeout(() => this.#running === question && this.#restart(), PATIENCE);
+    if (this.#running !== question) return;
+    this.#running = undefined;
+    if (this.#worker) this.#leave(this.#worker);
+    void this.#next();
   }
 
-  #restart() {
-    this.#worker?.terminate();
-    this.#worker = undefined;
-    this.#running = undefined;
-    void this.#next();
+  /** Leaves a worker to what it computes: it is the spare one if that ends soon, else another one is. @param {Worker} worker */
+  #leave(worker) {
+    this.#worker = this.#spare;
+    this.#spare = undefined;
+    const replace = async () => {
+      worker.terminate();
+      const core = await this.core;
+      this.#spare ??= started(core);
+    };
+    const late = setTimeout(() => void replace(), PATIENCE);
+    worker.onmessage = () => {
+      clearTimeout(late);
+      if (this.#spare) worker.terminate();
+      else this.#spare = worker;
+    };
+    worker.onerror = () => {
+      clearTimeout(late);
+      void replace();
+    };
   }
 
   /** @returns {Promise<void>} */
@@ -70,7 +89,10 @@ class Lane {
     };
     this.#worker.onerror = () => {
       question.failed(new Error('the core failed'));
-      this.#restart();
+      this.#worker?.terminate();
+      this.#worker = undefined;
+      this.#running = undefined;
+      void this.#next();
     };
     this.#worker.postMessage(question.request);
   }
@@ -87,7 +109,9 @@ function started(core) {
 async function compiled(file) {
   const response = await fetch(new URL(file, import.meta.url));
   if (!response.ok) throw new Error(`${file} cannot be read: ${response.status}`);
-  // Hosts that call it something else than application/wasm are many: so not as it comes.
+  // As it comes, where the host calls it by its name: browsers keep what they compiled so for the next visit. Many hosts do not.
+  const isNamed = response.headers.get('content-type')?.startsWith('application/wasm');
+  if (isNamed) return WebAssembly.compileStreaming(response);
   return WebAssembly.compile(await response.arrayBuffer());
 }
 

@@ -10,7 +10,7 @@ import { isHonoured, rows, servers, unlisted } from './fields/settings.js';
 import { Form, sentence } from './form.js';
 import { Frontier } from './frontier.js';
 import { short, spaced } from './format.js';
-import { offerHeat, showHeat } from './heat.js';
+import { HeatTables } from './heat.js';
 import { Importer } from './import.js';
 import { announce, copy, toast } from './notice.js';
 import { Picker } from './picker.js';
@@ -20,7 +20,7 @@ import { Real } from './real.js';
 import { Results, ownVerdict } from './results.js';
 import { setUpSearch } from './search.js';
 import { Solver } from './solve.js';
-import { Store, isServed, planOf, requestOf, withPlan } from './state.js';
+import { Store, isServed, planOf, requestOf } from './state.js';
 import { hideSuggestions, showSuggestions } from './suggestions.js';
 import { setUpTheme } from './theme.js';
 import { fragmentOf, readFragment } from './url.js';
@@ -38,6 +38,7 @@ const compare = new Compare(store);
 const real = new Real();
 const placement = new Placement();
 const frontier = new Frontier(store);
+const heat = new HeatTables(store);
 const solver = new Solver(store);
 /** What an import had to say. @type {string[]} */
 let imported = [];
@@ -103,6 +104,8 @@ function ask() {
   const started = performance.now();
   const isBurst = started - lastAsked < BURST;
   lastAsked = started;
+  // What somebody had looked for by a click is of the question before, and would hold this one up.
+  for (const search of [frontier, solver, heat]) search.stop();
   void asker.ask(async (signal) => {
     try {
       const document = await (job.kind === 'infer' && job.engine === 'all' ? everyEngine : estimate)(job, signal);
@@ -148,9 +151,7 @@ function explain(job) {
   results.explain();
   form.setResolved(results.report);
   redraw();
-  heating.abort();
-  heating = new AbortController();
-  offerHeat(isServed(job) && results.report !== null, () => void compareCards(job, heating.signal));
+  heat.reset(isServed(job) && results.report !== null);
   frontier.reset(job.kind === 'train' && results.report !== null);
   solver.reset(results.report !== null);
   showProblems([]);
@@ -158,19 +159,6 @@ function explain(job) {
   byId('mini').textContent = results.words();
   window.document.title = `${job.model.split('/').pop() || 'a config'}: ${results.words()} · vramcast`;
   announce(() => results.words());
-}
-
-/** Ends the tables of a question that is no longer asked. */
-let heating = new AbortController();
-
-/** A serving engine on cards of all sizes. @param {Job} job @param {AbortSignal} signal */
-async function compareCards(job, signal) {
-  const heat = await optional(post('/heat', { ...requestOf(job), kind: job.kind }, signal)).catch(() => null);
-  if (signal.aborted) return;
-  showHeat(heat, job.gpu, (gpu, format) => {
-    const options = format === null ? planOf(job) : { ...planOf(job), quantization: format };
-    store.update({ ...withPlan(store.job, options), gpu }, 'apply');
-  });
 }
 
 /** An answer that the page can do without: what is refused is not there. @template T @param {Promise<T>} asked @returns {Promise<T | null>} */

@@ -24,14 +24,15 @@ export function pooledLine(budget, gpu) {
 }
 
 /** @param {Report} report @param {number} memory */
-export function servedCards({ budgets = [], buffers = [] }, memory) {
+export function servedCards({ budgets = [], buffers = [], totals }, memory) {
+  const missing = Math.max(totals.process - memory, 0);
   return [
     ...budgets.map((budget) => pooled(budget, memory)),
     ...buffers.map(({ engine, estimate }) =>
       h(
         'article',
         { class: 'engine' },
-        h('h3', {}, engine),
+        h('h3', {}, engine, verdict(missing === 0, missing)),
         ...estimate.devices.map((device, at) => bar(`card ${at + 1}`, parts(device), memory)),
         bar('host', parts(estimate.host), 0),
         notes(estimate.notes),
@@ -51,7 +52,7 @@ function pooled(budget, memory) {
     ['cache', `${gib(budget.cache)} GiB`],
     ['tokens', spaced(budget.cache_tokens)],
     ['full sequences at once', (budget.concurrency_thousandths / 1000).toFixed(2)],
-    ['longest sequence', spaced(budget.largest_sequence)],
+    ['room for one sequence of', `${spaced(budget.largest_sequence)} tokens`],
   ];
   return h(
     'article',
@@ -60,16 +61,17 @@ function pooled(budget, memory) {
       'h3',
       {},
       budget.engine,
-      h(
-        'span',
-        { class: `verdict ${budget.fits ? 'fits' : 'over'}` },
-        budget.fits ? ' ✓ fits' : ` ✕ ${gib(budget.missing)} GiB short`,
-      ),
+      verdict(budget.fits, budget.missing),
     ),
     bar('card', [...budget.parts, { name: 'cache', bytes: budget.cache }], memory),
     h('dl', { class: 'facts' }, ...facts.map(([name, value]) => h('div', {}, h('dt', {}, name), h('dd', {}, value)))),
     notes(budget.notes),
   );
+}
+
+/** @param {boolean} fits @param {number} missing */
+function verdict(fits, missing) {
+  return h('span', { class: `verdict ${fits ? 'fits' : 'over'}` }, fits ? ' ✓ fits' : ` ✕ ${gib(missing)} GiB short`);
 }
 
 /** @param {Buffers} buffers */

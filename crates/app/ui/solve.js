@@ -49,8 +49,7 @@ export class Solver {
 
   /** A new answer: what was found for the old one is not shown. @param {boolean} applies */
   reset(applies) {
-    this.#asked.abort();
-    this.#asked = new AbortController();
+    this.stop();
     const { job } = this.store;
     byId('solve').hidden = !applies;
     const known = QUESTIONS[taskOf(job)].filter(([name]) => name !== 'lora-rank' || getAt(job.train, 'adapter'));
@@ -64,20 +63,26 @@ export class Solver {
     );
   }
 
+  /** Another question is asked: nobody waits for what is looked for. */
+  stop() {
+    this.#asked.abort();
+    this.#asked = new AbortController();
+  }
+
   /** @param {string} name @param {string} words */
   async #find(name, words) {
     const { signal } = this.#asked;
     const { job } = this.store;
-    const line = h('li', { id: `solved-${name}` }, h('span', {}, words), h('span', { class: 'help' }, 'Trying …'));
+    const line = h('li', { id: `solved-${name}` }, h('span', { class: 'asked' }, words), h('span', { class: 'help' }, 'Trying …'));
     document.getElementById(`solved-${name}`)?.remove();
     byId('solved').append(line);
     try {
       const found = await post(job.kind === 'train' ? '/train' : '/infer', { ...requestOf(job), solve: name }, signal);
       refill(line, ...this.#told(words, found));
     } catch (error) {
-      if (signal.aborted) return;
+      if (signal.aborted) return line.remove();
       const why = error instanceof Refusal ? error.problems.map(sentence).join(' ') : String(error);
-      refill(line, h('span', {}, words), h('span', { class: 'problem', role: 'alert' }, why));
+      refill(line, h('span', { class: 'asked' }, words), h('span', { class: 'problem', role: 'alert' }, why));
     }
   }
 
@@ -89,7 +94,7 @@ export class Solver {
     // Layers are the model's, not the plan's.
     const applies = solved && !solved.setting.startsWith('model.');
     return [
-      h('span', {}, words),
+      h('span', { class: 'asked' }, words),
       h('span', { class: 'what' }, h('strong', {}, answer ?? 'nothing fits'), h('span', { class: 'help' }, beyond)),
       h('span', { class: 'number' }, answer === null || found.budgets ? '' : `${gib(totals.process)} GiB`),
       applies && h('button', { type: 'button', class: 'small primary', 'aria-label': `Take: ${answer}`, onclick: take }, 'Take'),

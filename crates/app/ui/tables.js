@@ -96,13 +96,14 @@ export function ranks(report) {
   const host = job.host.map((part) => h('li', {}, `${part.name}: ${gib(part.bytes)} GiB per process`));
   return [
     table('Memory of each kind of card', ['Cards', 'Components', '#Allocated', '#Reserved', '#Process'], rows),
-    h(
-      'p',
-      { class: 'help' },
-      `All ${job.cards} cards together: ${gib(job.process)} GiB. The worst is shown by component, the others by level: allocated, reserved beyond it, outside torch’s pool.`,
-    ),
+    job.cards > 1 &&
+      h(
+        'p',
+        { class: 'help' },
+        `All ${job.cards} cards together: ${gib(job.process)} GiB. The worst is shown by component, the others by level: allocated, reserved beyond it, outside torch’s pool.`,
+      ),
     host.length > 0 &&
-      h('div', {}, h('h3', {}, `In the host’s memory: ${gib(job.host_total)} GiB in all`), h('ul', {}, ...host)),
+      h('div', {}, h('h3', {}, `In the host’s memory: ${gib(job.host_total)} GiB in all`), h('ul', { class: 'inset' }, ...host)),
   ];
 }
 

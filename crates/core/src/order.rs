@@ -3,6 +3,11 @@
 
 use std::cmp::Ordering;
 
+/// Sorts.
+pub fn sort<T: Ord>(items: &mut [T]) {
+    sort_by(items, T::cmp);
+}
+
 /// Sorts by a comparison.
 pub fn sort_by<T>(items: &mut [T], mut compare: impl FnMut(&T, &T) -> Ordering) {
     let mut order = sorted(items.len(), &mut |a, b| compare(&items[a], &items[b]));

@@ -38,6 +38,11 @@ pub(crate) fn embedded<T: DeserializeOwned>(text: &str) -> Option<T> {
     read(toml::from_str(text).ok()?).ok()
 }
 
+/// The same of a table in JSON.
+pub(crate) fn embedded_json<T: DeserializeOwned>(text: &str) -> Option<T> {
+    read(serde_json::from_str(text).ok()?).ok()
+}
+
 /// The way back from a mistake, written down while it is told upwards: what succeeds costs nothing.
 #[derive(Default)]
 struct Trail(RefCell<Vec<String>>);

@@ -58,7 +58,7 @@ pub fn bounded_together<T>(
     LITTLE.set(if whole > most { most } else { 0 });
     UNWANTED.set(Some(unwanted));
     let done = catch_unwind(AssertUnwindSafe(work));
-    begin();
+    settle();
     RECORDED.set(whole - WHOLE.get());
     MOST.set(u64::MAX);
     LEFT.set(u64::MAX);
@@ -87,10 +87,10 @@ pub fn recorded() -> u64 {
 /// Does some work and says what it recorded; nothing where nothing is counted.
 pub fn spent<T>(work: impl FnOnce() -> T) -> (T, u64) {
     // What the present simulation took is only known of all when the next begins.
-    begin();
+    settle();
     let before = WHOLE.get();
     let done = work();
-    begin();
+    settle();
     (done, before - WHOLE.get().min(before))
 }
 
@@ -102,13 +102,19 @@ pub fn is_short() -> bool {
 /// Another answer begins: a row of many is a question of its own.
 pub(crate) fn fresh() {
     if LITTLE.get() > 0 {
-        begin();
+        settle();
         WHOLE.set(MOST.get().saturating_mul(TOGETHER).min(u64::MAX - 1));
     }
 }
 
-/// A simulation begins: what earlier ones recorded is gone, but it was work.
+/// A simulation begins, where the answer is still wanted.
 pub(crate) fn begin() {
+    look();
+    settle();
+}
+
+/// What was recorded so far is gone, but it was work.
+fn settle() {
     let (most, whole) = (MOST.get(), WHOLE.get());
     if most == u64::MAX {
         return;
@@ -155,10 +161,16 @@ pub(crate) fn record() {
     }
     LEFT.set(left - 1);
     if left.is_multiple_of(LOOK_EVERY) {
-        let unwanted = UNWANTED.with_borrow(|flag| flag.as_ref().is_some_and(|flag| flag.load(Ordering::Relaxed)));
-        if unwanted {
-            resume_unwind(Box::new(Stopped::Unwanted));
-        }
+        look();
+    }
+}
+
+/// Ends work that nobody waits for any more. What goes on for some milliseconds without recording anything looks by itself, while
+/// nothing is borrowed that a destructor needs.
+pub(crate) fn look() {
+    let unwanted = UNWANTED.with_borrow(|flag| flag.as_ref().is_some_and(|flag| flag.load(Ordering::Relaxed)));
+    if unwanted {
+        resume_unwind(Box::new(Stopped::Unwanted));
     }
 }
 
@@ -173,6 +185,7 @@ pub(crate) fn repeat(events: usize) {
     REPEATED.set(REPEATED.get() + more);
     // The next thing that is recorded ends it.
     LEFT.set(left.saturating_sub(more));
+    look();
     record();
 }
 
@@ -190,6 +203,15 @@ mod tests {
         let mut plan = TrainPlan::default();
         plan.batch.seq_len = 512;
         bounded(most, Arc::new(AtomicBool::new(unwanted)), || simulation::train(&model, &plan).unwrap().process_bytes())
+    }
+
+    /// What is written down again or begun anew records little, and may take long.
+    #[test]
+    fn work_that_records_little_stops() {
+        for work in [begin, || repeat(64), look] {
+            let stops = |unwanted: bool| bounded(1 << 22, Arc::new(AtomicBool::new(unwanted)), work);
+            assert_eq!((stops(true), stops(false)), (Err(Stopped::Unwanted), Ok(())));
+        }
     }
 
     #[test]

@@ -35,6 +35,18 @@ async function pointer(x, y) {
   await opened.page.mouse.move(box.x + box.width * x, box.y + box.height * y, { steps: 2 });
 }
 
+/** Does something as on a phone. @template T @param {() => Promise<T>} look */
+async function onPhone(look) {
+  const { page } = opened;
+  const before = page.viewportSize();
+  await page.setViewportSize({ width: 390, height: 844 });
+  // Pictures follow the width in the next frame.
+  await page.waitForTimeout(300);
+  const seen = await look();
+  if (before) await page.setViewportSize(before);
+  return seen;
+}
+
 test('every event of the run: tensors under the pointer, a brush that zooms, what lives follows', async () => {
   const { page } = opened;
   await page.locator('#timeline').scrollIntoViewIfNeeded();
@@ -50,6 +62,12 @@ test('every event of the run: tensors under the pointer, a brush that zooms, wha
   assert.match(await page.locator('.readout').innerText(), /\[[\d, ]+\] \w+, \w+ in (transformer|\(model\))/);
   await screenshot(page, 'page-timeline', '#timeline');
   await soundEverywhere(page, '#timeline');
+  // The peak's words stand whole beside the scale, on a phone too.
+  const [words, picture] = await onPhone(async () => [
+    await page.locator('.picture .peak-name').boundingBox(),
+    await page.locator('.picture').boundingBox(),
+  ]);
+  assert.ok(words && picture && words.x >= picture.x && words.x + words.width <= picture.x + picture.width, JSON.stringify([words, picture]));
   await pointer(0.42, 0.5);
   await page.mouse.down();
   await pointer(0.5, 0.5);
@@ -112,6 +130,9 @@ test('the other way round: what fits is found, and taken by a click', async () =
   for (const name of ['batch', 'seq-len']) await page.locator(`#solved-${name} strong`).waitFor();
   await screenshot(page, 'page-solve', '#solve');
   await soundEverywhere(page, '#solve');
+  const line = page.locator('#solved-batch');
+  const [asked, found] = await onPhone(async () => [await line.locator('.asked').boundingBox(), await line.locator('.what').boundingBox()]);
+  assert.ok(asked && found && asked.y + asked.height <= found.y + 1, 'what was asked stands above what was found');
   const flags = ['gpt2', '--gpu', 'T4', '--precision', 'bf16', '--optimizer', 'adamw'];
   const printed = JSON.parse(await vramcast('train', ...flags, '--solve', 'batch', '--json'));
   assert.equal(await page.locator('#solved-batch strong').innerText(), printed.answer);
@@ -131,6 +152,8 @@ test('a plan of the frontier is taken by a click and holds; undo and redo', asyn
   assert.equal(await page.locator('#frontier .point').count(), await rows.count());
   await screenshot(page, 'page-plans', '#frontier');
   await soundEverywhere(page, '#frontier');
+  const wide = await onPhone(() => page.locator('#frontier .scroll').evaluate((box) => box.scrollWidth - box.clientWidth));
+  assert.ok(wide <= 0, `plans stick out by ${wide} px`);
   const promised = await rows.first().locator('td.number').first().innerText();
   await answered(page, () => page.locator('#frontier .point').first().click());
   assert.equal((await totals(page)).process, promised);

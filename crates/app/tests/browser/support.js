@@ -135,6 +135,8 @@ export async function screenshot(page, name, part) {
   const folder = process.env['SHOTS'];
   if (!folder) return;
   const path = join(folder, `${name}.png`);
+  // A message that will go away by itself is no part of it.
+  await page.waitForFunction(() => !document.getElementById('toast')?.classList.contains('shown'));
   await (part ? page.locator(part).screenshot({ path }) : page.screenshot({ path, fullPage: true }));
 }
 

@@ -21,7 +21,7 @@ const BUDGET: u64 = 1536;
 pub(super) struct Draw(pub(super) u64);
 
 impl Draw {
-    fn next(&mut self, below: usize) -> usize {
+    pub(super) fn next(&mut self, below: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % below.max(1)
     }

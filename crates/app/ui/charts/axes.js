@@ -73,11 +73,12 @@ export function drawLimit(svg, { edge, plot, highest, y }, { name, bytes }) {
 }
 
 /** @param {SVGSVGElement} svg @param {Frame} frame @param {{ column: number, bytes: number, words: string }} peak */
-export function drawPeak(svg, { width, x, y }, { column, bytes, words }) {
+export function drawPeak(svg, { edge, width, x, y }, { column, bytes, words }) {
   const at = x(column + 0.5);
-  const right = at > width / 2;
-  const anchor = right ? 'end' : 'start';
-  const place = { x: at + (right ? 4 : -4), y: Math.max(y(bytes) - 10, 14), 'text-anchor': anchor };
+  // Above its point, but whole and beside the scale: on a phone there is no room for half of it on each side.
+  const half = words.length * 3.6;
+  const middle = Math.min(Math.max(at, edge.left + half), width - half);
+  const place = { x: middle, y: Math.max(y(bytes) - 10, 14), 'text-anchor': 'middle' };
   svg.append(
     s('circle', { class: 'peak', cx: at, cy: y(bytes), r: 4.5 }),
     s('text', { class: 'peak-name', ...place }, words),

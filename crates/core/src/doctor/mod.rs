@@ -216,7 +216,7 @@ fn join(found: &mut Vec<Finding>, finding: Finding) {
                     known.ranks.push(rank);
                 }
             }
-            known.ranks.sort_unstable();
+            crate::order::sort(&mut known.ranks);
         }
         None => found.push(finding),
     }

@@ -189,7 +189,7 @@ fn checked(file: File) -> Result<Vec<Format>, FormatError> {
         .flat_map(|format| std::iter::once(&format.name).chain(&format.aliases))
         .map(|n| folded(n))
         .collect();
-    names.sort_unstable();
+    crate::order::sort(&mut names);
     match names.windows(2).find(|pair| pair[0] == pair[1]) {
         Some(pair) => Err(FormatError::Duplicate { name: pair[0].clone() }),
         None => Ok(formats),

@@ -173,7 +173,7 @@ fn choose(mut all: Vec<Found>) -> Vec<Found> {
         .collect();
     let mut picked: Vec<usize> = Vec::new();
     let mut kinds: Vec<(Cost, bool, crate::ask::Runner)> = open.iter().map(|at| trains(&all[*at])).collect();
-    kinds.sort();
+    crate::order::sort(&mut kinds);
     kinds.dedup();
     for kind in kinds {
         let of_kind = || open.iter().copied().filter(|at| trains(&all[*at]) == kind);
@@ -186,7 +186,7 @@ fn choose(mut all: Vec<Found>) -> Vec<Found> {
             picked.push(next);
         }
     }
-    picked.sort_unstable();
+    crate::order::sort(&mut picked);
     picked.dedup();
     let mut chosen: Vec<Found> =
         all.into_iter().enumerate().filter(|(at, _)| picked.contains(at)).map(|(_, found)| found).collect();

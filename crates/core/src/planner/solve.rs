@@ -289,7 +289,7 @@ fn highest<R: Into<Room>>(most: u64, mut room: impl FnMut(u64) -> R) -> Option<u
         let near = found.saturating_add((found / 100).max(4)).min(most);
         let rounder = [8, 16, 32, 64].map(|step| (found + 2).next_multiple_of(step));
         let mut above: Vec<u64> = (found + 2..=found + 4).chain(rounder).filter(|n| *n <= near).collect();
-        above.sort_unstable();
+        crate::order::sort(&mut above);
         above.dedup();
         match above.into_iter().rev().find(|n| room(*n).holds) {
             Some(above) => found = largest(above, most, &mut room)?,

@@ -7,6 +7,7 @@ use std::sync::LazyLock;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::RunPlan;
+use crate::typed;
 
 /// Runs that were recorded of each kind: `train`, `infer`, or a serving engine by its name.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -37,7 +38,7 @@ impl Coverage {
     /// The recorded state.
     pub fn recorded() -> &'static Self {
         static RECORDED: LazyLock<Coverage> =
-            LazyLock::new(|| serde_json::from_str(include_str!("../../data/measured.json")).unwrap_or_default());
+            LazyLock::new(|| typed::embedded_json(include_str!("../../data/measured.json")).unwrap_or_default());
         &RECORDED
     }
 

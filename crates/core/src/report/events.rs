@@ -85,12 +85,14 @@ pub fn of(simulation: &Simulation, window: Option<[usize; 2]>) -> Events {
     let to = to.min(all);
     let from = from.min(to);
     let (moments, bytes) = moments(simulation, from, to);
+    crate::work::look();
     let seen = |life: &Life| {
         let first = moments.partition_point(|moment| *moment < life.start);
         moments.get(first).is_some_and(|moment| *moment < life.end)
     };
     let mut lives: Vec<Life> = lives(simulation).into_iter().filter(seen).collect();
     let size = |life: &Life| log.storages[life.storage.0 as usize].bytes;
+    crate::work::look();
     lives.sort_by_key(|life| (std::cmp::Reverse(size(life)), life.start));
     let small = lives.split_off(lives.len().min(MOST_LIVES));
     lives.sort_by_key(|life| life.start);

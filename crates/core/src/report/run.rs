@@ -151,7 +151,7 @@ impl Run {
             let of_step = tokens.chunks(micro).nth(step as usize)?;
             Some(PeakStep { step: step + 1, tokens: of_step.iter().copied().max()? })
         });
-        tokens.sort_unstable();
+        crate::order::sort(&mut tokens);
         let lengths = (!tokens.is_empty()).then(|| [tokens[0], tokens[tokens.len() / 2], tokens[tokens.len() - 1]]);
         let fails =
             replay.failed.map(|(event, bytes)| Failure { phase: super::timeline::phase_of(simulation, event), bytes });

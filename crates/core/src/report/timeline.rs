@@ -84,6 +84,7 @@ pub(super) fn samples(simulation: &Simulation) -> Vec<Sample> {
     let mut highest: Option<Moment> = None;
     // A step that was written down again frees what its first run frees too, at the end: once counts, as in the allocator.
     let mut alive = vec![false; log.storages.len()];
+    crate::work::look();
     for (index, event) in log.events.iter().enumerate() {
         match event {
             Event::Allocate(id) => {

@@ -257,7 +257,7 @@ impl Keys<'_> {
         let idle = |value: &Value| value.is_null() || value == &Value::Bool(false);
         let mut unknown: Vec<String> =
             self.0.iter().filter(|(key, value)| !known(key) && !idle(value)).map(|(key, _)| key.clone()).collect();
-        unknown.sort_unstable();
+        crate::order::sort(&mut unknown);
         unknown
     }
 }

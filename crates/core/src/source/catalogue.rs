@@ -129,7 +129,7 @@ mod tests {
             assert_eq!(find(&entry.id).as_ref(), Some(entry));
         }
         let mut sorted: Vec<&str> = ids().collect();
-        sorted.sort_unstable();
+        crate::order::sort(&mut sorted);
         sorted.dedup();
         assert_eq!(sorted.len(), all.len(), "an id twice");
     }

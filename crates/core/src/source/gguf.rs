@@ -252,7 +252,7 @@ fn lay_out(mut tensors: Vec<RawTensor>, data_bytes: Option<u64>) -> Result<Vec<T
         next = Some(tensor.offset);
     }
     let mut names: Vec<&str> = tensors.iter().map(|raw| raw.tensor.name.as_str()).collect();
-    names.sort_unstable();
+    crate::order::sort(&mut names);
     if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
         return Err(GgufError::BadTensor { tensor: pair[0].to_owned(), problem: "it is listed twice".to_owned() });
     }

@@ -120,7 +120,7 @@ fn check_layout(tensors: &[Tensor]) -> Result<u64, SafetensorsError> {
         previous = &tensor.name;
     }
     let mut names: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
-    names.sort_unstable();
+    crate::order::sort(&mut names);
     match names.windows(2).find(|pair| pair[0] == pair[1]) {
         Some(pair) => {
             Err(SafetensorsError::BadTensor { tensor: pair[0].to_owned(), problem: "it is listed twice".to_owned() })

@@ -67,7 +67,7 @@ pub fn parse(text: &[u8]) -> Result<Index, IndexError> {
         return Err(IndexError::UnsafeName { tensor: tensor.clone(), file: file.clone() });
     }
     let mut files: Vec<String> = raw.weight_map.values().cloned().collect();
-    files.sort_unstable();
+    crate::order::sort(&mut files);
     files.dedup();
     if files.len() > MAX_SHARDS {
         return Err(IndexError::TooManyShards { shards: files.len() });

@@ -9,6 +9,8 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use crate::typed;
+
 /// Ends of names, longest first, and the method that makes such a checkpoint.
 const ENDS: [(&str, &str); 23] = [
     ("-unsloth-bnb-4bit", "nf4"),
@@ -90,7 +92,7 @@ struct Recipe {
 
 // A test reads the embedded file, so the empty table cannot be reached in a released build.
 static TABLE: LazyLock<Table> =
-    LazyLock::new(|| toml::from_str(include_str!("../../data/uploads.toml")).unwrap_or_default());
+    LazyLock::new(|| typed::embedded(include_str!("../../data/uploads.toml")).unwrap_or_default());
 
 impl Table {
     /// A list with those it refers to in their places. `None`: one of them is not there.

@@ -305,7 +305,7 @@ fn biases(plan: &LoraPlan, resolved: &Resolved, view: View<'_>) -> Vec<Parameter
         LoraBias::LoraOnly => {
             let adapted = resolved.modules.iter().flat_map(|id| &view.modules[id.0 as usize].parameters);
             let mut own: Vec<ParameterId> = adapted.copied().filter(is_bias).collect();
-            own.sort_unstable();
+            crate::order::sort(&mut own);
             own.dedup();
             own
         }

@@ -353,7 +353,7 @@ fn check_module(module: &Module, model_type: &str, targets: &Targets) -> Result<
 /// The refusal when nothing fits, with the names that exist.
 fn nothing_matched(plan: &LoraPlan, targets: &Targets, view: View<'_>) -> PlanError {
     let mut names: Vec<&str> = linears(plan, view).iter().map(|module| leaf(&module.path)).collect();
-    names.sort_unstable();
+    crate::order::sort(&mut names);
     names.dedup();
     let asked = match targets {
         Targets::Names(list) if list.is_empty() => {

@@ -338,7 +338,7 @@ impl Builder<'_> {
                 false => bytes.push((tensor.name.contains("down"), tensor.bytes())),
             }
         }
-        bytes.sort_unstable();
+        crate::order::sort(&mut bytes);
         bytes.into_iter().map(|(_, bytes)| bytes).collect()
     }
 

@@ -27,7 +27,7 @@ pub fn suggest(name: &str) -> Vec<&'static str> {
             badness(whole.min(tail), short, repository(&lower)).map(|badness| (badness, candidate.len(), candidate, id))
         })
         .collect();
-    ranked.sort_unstable();
+    crate::order::sort(&mut ranked);
     let mut seen: Vec<&str> = Vec::new();
     let mut names = Vec::new();
     for (_, _, candidate, id) in ranked {
@@ -76,7 +76,7 @@ fn words(name: &str) -> Vec<&str> {
         }
     }
     words.retain(|word| !word.is_empty());
-    words.sort_unstable();
+    crate::order::sort(&mut words);
     words.dedup();
     words
 }
@@ -136,7 +136,7 @@ mod tests {
         let names = suggest("llama2-7b");
         let models: Vec<&str> = names.iter().map(|name| super::super::alias(name).unwrap_or(name)).collect();
         let mut unique = models.clone();
-        unique.sort_unstable();
+        crate::order::sort(&mut unique);
         unique.dedup();
         assert_eq!(unique.len(), models.len(), "{names:?}");
     }

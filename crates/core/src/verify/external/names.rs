@@ -43,7 +43,7 @@ fn words(name: &str) -> Vec<String> {
     // `quantized.w8a8` is one word with a dot of no number.
     let plain = all.map(|word| word.trim_end_matches(".w8a8").trim_end_matches(".w4a16"));
     let mut words: Vec<String> = plain.filter(|word| !means_nothing(word)).map(str::to_owned).collect();
-    words.sort();
+    crate::order::sort(&mut words);
     words
 }
 
