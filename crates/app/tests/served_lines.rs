@@ -153,7 +153,7 @@ fn pictures_that_a_prompt_may_hold() {
 fn who_guesses_ahead() {
     const MODEL: &str = "Qwen/Qwen3-8B";
     let plain = answered(MODEL, &[]);
-    let eagle = answered(MODEL, &["--speculative-model", "eagle", "--num-speculative-tokens", "3"]);
+    let eagle = answered(MODEL, &["--speculative-model", "eagle3", "--num-speculative-tokens", "3"]);
     for flags in [
         &["--speculative-config", r#"{"method":"eagle3","num_speculative_tokens":3}"#][..],
         &["--speculative-config.method", "eagle3", "--speculative-config.num_speculative_tokens", "3"],
@@ -182,6 +182,32 @@ fn who_guesses_ahead() {
         let said = refused(MODEL, &["--speculative-config", object]);
         assert!(said.contains(what) && said.contains(object), "{said}");
     }
+}
+
+#[test]
+fn heads_that_cannot_be_had_are_as_wide_as_the_model() {
+    let third = answered("Qwen/Qwen3-8B", &["--speculative-model", "eagle3", "--num-speculative-tokens", "3"]);
+    let named = r#"{"method":"eagle3","model":"RedHatAI/Qwen3-8B-speculator.eagle3","num_speculative_tokens":3}"#;
+    let named = answered("Qwen/Qwen3-8B", &["--speculative-config", named]);
+    assert_eq!(named["budgets"], third["budgets"]);
+    assert!(named["notes"].to_string().contains("a head of eagle3 as wide as the model"), "{}", named["notes"]);
+    // Projections of 3 widths to one and of 2 to queries, keys and values, Llama's other matrices, 32,000 words; four norms.
+    let (wide, fed) = (4096u64, 12_288);
+    let whole = 3 * wide * wide + 2 * wide * 6144 + wide * wide + 3 * wide * fed + 32_000 * wide + 4 * wide;
+    assert_eq!(part(&third, "draft model"), 2 * whole);
+}
+
+#[test]
+fn hybrids_keep_prompts_since_0_28() {
+    let tokens = |version: &str, flags: &[&str]| {
+        let asked = [&["--engine-version", version, "--max-model-len", "131072"], flags].concat();
+        answered("Qwen/Qwen3.5-9B", &asked)["budgets"][0]["cache_tokens"].as_u64().unwrap()
+    };
+    let off = ["--no-enable-prefix-caching"];
+    assert!(tokens("0.29.0", &off) > tokens("0.29.0", &[]));
+    assert_eq!(tokens("0.29.0", &["--enable-prefix-caching"]), tokens("0.29.0", &[]));
+    assert_eq!(tokens("0.29.0", &["--enable-prefix-caching=false"]), tokens("0.29.0", &off));
+    assert!(tokens("0.27.0", &["--enable-prefix-caching"]) < tokens("0.27.0", &[]));
 }
 
 #[test]

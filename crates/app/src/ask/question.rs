@@ -239,6 +239,13 @@ fn stand_in(name: &str, request: &mut Request, failure: Failure, reach: Reach) -
     Subject::named(&kin).find(reach, false)
 }
 
+/// What kind of head a checkpoint is by its name: all published ones say it.
+fn head_of_name(name: &str) -> Option<&'static str> {
+    let name = name.to_ascii_lowercase();
+    let third = name.contains("eagle3") || name.contains("eagle-3");
+    if third { Some("eagle3") } else { name.contains("eagle").then_some("eagle") }
+}
+
 /// Fills in the configs of models that a request only names; the GGUF file of the one that guesses ahead is handed back.
 fn look_up(request: &mut Request, reach: Reach) -> Result<Vec<gguf::Header>, Failure> {
     let named =
@@ -263,12 +270,20 @@ fn look_up(request: &mut Request, reach: Reach) -> Result<Vec<gguf::Header>, Fai
     {
         tree::set(&mut request.stated, "mmproj_bytes", found.len().into());
     }
-    let guesses = |name: &String| !["mtp", "eagle", "ngram"].contains(&name.as_str()) && name.parse::<u64>().is_err();
+    let guesses =
+        |name: &String| !["mtp", "eagle", "eagle3", "ngram"].contains(&name.as_str()) && name.parse::<u64>().is_err();
     if let Some(name) = named(request, "speculative_model").filter(guesses)
         && request.stated.get("speculative_config").is_none()
     {
-        let found =
-            Subject::named(&name).find(reach, false).or_else(|failure| stand_in(&name, request, failure, reach))?;
+        let found = Subject::named(&name).find(reach, false);
+        if let (Err(failure), Some(head)) = (&found, head_of_name(&name))
+            && failure.exit() == Exit::CouldNotFetch
+        {
+            request.notes.push(format!("{name} could not be fetched: a head of {head} as wide as the model stands in"));
+            tree::set(&mut request.stated, "speculative_model", head.into());
+            return Ok(Vec::new());
+        }
+        let found = found.or_else(|failure| stand_in(&name, request, failure, reach))?;
         let model = found.require_model()?;
         tree::set(&mut request.stated, "speculative_config", model.config().clone());
         return Ok(model.files().to_vec());

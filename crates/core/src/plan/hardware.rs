@@ -56,6 +56,7 @@ struct Row {
     vendor: String,
     memory_mib: u64,
     usable: Option<u64>,
+    usable_cuda13: Option<u64>,
     capability: Option<u32>,
     multiprocessors: Option<u64>,
     threads_per_multiprocessor: Option<u64>,
@@ -105,6 +106,12 @@ impl Gpus {
     /// Every card.
     pub fn all(&self) -> impl Iterator<Item = Gpu> {
         self.0.iter().map(Row::card)
+    }
+
+    /// What the driver of CUDA 13 offers of a card of the table, where that is known to be another amount.
+    pub fn on_cuda13(&self, card: &Gpu) -> Option<u64> {
+        let row = self.0.iter().find(|row| row.name == card.name && row.usable() == card.memory)?;
+        row.usable_cuda13
     }
 
     /// A card by name or alias; case, spaces and dashes do not matter.
@@ -176,6 +183,7 @@ impl Row {
             vendor: card.vendor,
             memory_mib: card.memory >> 20,
             usable: Some(card.memory),
+            usable_cuda13: None,
             capability: card.capability,
             multiprocessors: card.multiprocessors,
             threads_per_multiprocessor: card.threads_per_multiprocessor,
@@ -356,7 +364,9 @@ mod tests {
         for (name, total) in [("H100-80GB", 7918), ("H200", 13_980), ("RTX 3090", 2355), ("V100-16GB", 1577)] {
             assert!(((cards.find(name).unwrap().memory * 100) >> 30).abs_diff(total) <= 5, "{name}");
         }
-        assert_eq!(cards.find("T4").unwrap().memory, 15_828_320_256);
+        let t4 = cards.find("T4").unwrap();
+        assert_eq!((t4.memory, cards.on_cuda13(&t4)), (15_828_320_256, Some(15_637_086_208)));
+        assert_eq!(cards.on_cuda13(&Gpu { memory: 1, ..t4 }), None, "its memory was given");
     }
 
     #[test]

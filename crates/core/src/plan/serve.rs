@@ -61,6 +61,8 @@ pub struct ServePlan {
     pub skip_mm_profiling: bool,
     /// Keep finished prompts in the cache (vLLM).
     pub enable_prefix_caching: bool,
+    /// Do not keep them where that is the default (vLLM).
+    pub no_prefix_caching: bool,
     /// Room for adapters (vLLM).
     pub enable_lora: bool,
     /// Adapters at once (vLLM).
@@ -185,6 +187,7 @@ impl Default for ServePlan {
             no_audio: false,
             skip_mm_profiling: false,
             enable_prefix_caching: false,
+            no_prefix_caching: false,
             enable_lora: false,
             max_loras: None,
             max_lora_rank: None,

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::llama_cpp::LlamaCppEstimate;
+use super::model::ServedLayer;
 use super::sglang::SglangPlan;
 use super::tensorrt_llm::TensorRtLlmPlan;
 use super::tgi::TgiPlan;
@@ -80,7 +81,7 @@ pub fn start(model: &Model, plan: &ServePlan) -> Result<Served, Vec<Fault>> {
             .budget(&served)
         }
         _ => {
-            let engine = vllm(plan, cache_dtype);
+            let engine = vllm(plan, cache_dtype, &served);
             let idle = let_in(plan, model, &mut served, rules(&engine.version).since);
             let draft = draft(plan, &served, &engine).map_err(one)?;
             let mut budget = engine.budget_with(&served, draft.as_ref());
@@ -232,9 +233,13 @@ fn asked_by_checkpoint(plan: &ServePlan, stored: &Quantization) -> Option<DType>
     stored.kv_cache.filter(|_| listens)
 }
 
-fn vllm(plan: &ServePlan, cache_dtype: DType) -> VllmPlan {
+fn vllm(plan: &ServePlan, cache_dtype: DType, model: &ServedModel) -> VllmPlan {
     let default = VllmPlan::default();
     let version = plan.version.clone().unwrap_or(default.version.clone());
+    // Models of states alone do not keep them (`is_prefix_caching_supported` of config/model.py).
+    let attends = |layer: &ServedLayer| !layer.caches.is_empty() && model.states(layer) == (0, 0);
+    let hybrid = model.layers.iter().any(attends);
+    let states_kept = hybrid && rules(&version).states_kept_unasked;
     let lora = [plan.max_loras.unwrap_or(1), plan.max_lora_rank.unwrap_or(16)];
     VllmPlan {
         utilization_thousandths: plan
@@ -255,7 +260,7 @@ fn vllm(plan: &ServePlan, cache_dtype: DType) -> VllmPlan {
         compiled_before: plan.compile_cache,
         flashinfer: plan.flashinfer_sampler,
         lora: plan.enable_lora.then_some(lora),
-        prefix_caching: plan.enable_prefix_caching,
+        prefix_caching: (plan.enable_prefix_caching || states_kept) && !plan.no_prefix_caching,
         speculative_tokens: plan.num_speculative_tokens.unwrap_or(0).min(1 << 16),
         cache_bytes: plan.kv_cache_memory_bytes,
         offloaded: plan.cpu_offload_gb.map_or(0, |gibibytes| (gibibytes.max(0.0) * f64::from(1u32 << 30)) as u64),
@@ -275,6 +280,7 @@ fn draft(plan: &ServePlan, served: &ServedModel, engine: &VllmPlan) -> Result<Op
         (_, Ok(layers)) => return of(Speculation::Layers(layers)),
         ("mtp", _) => return of(Speculation::MultiToken),
         ("eagle", _) => return of(Speculation::Eagle),
+        ("eagle3", _) => return of(Speculation::Eagle3),
         ("ngram", _) => return of(Speculation::NGram),
         _ => {}
     }
@@ -318,6 +324,10 @@ fn without_effect(plan: &ServePlan, engine: &VllmPlan, model: &ServedModel) -> V
         (
             plan.enable_prefix_caching && !(states && rules.states_kept),
             "enable_prefix_caching: kept prompts lie in the same blocks and take no memory of their own",
+        ),
+        (
+            plan.no_prefix_caching && !(states && rules.states_kept),
+            "no_prefix_caching: kept prompts would lie in the same blocks and take no memory of their own",
         ),
     ];
     said.into_iter().filter(|(given, _)| *given).map(|(_, text)| text.to_owned()).collect()

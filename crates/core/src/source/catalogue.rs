@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::json;
 use crate::typed;
 
+mod derived;
 mod suggest;
 
 pub use suggest::suggest;
@@ -39,23 +40,24 @@ pub fn find(name: &str) -> Option<Entry> {
     let line = line_where(|id| id == name)
         .or_else(|| alias(name).and_then(|target| line_where(|id| id == target)))
         .or_else(|| line_where(|id| id.eq_ignore_ascii_case(name)))
-        .or_else(|| line_where(|id| repository(id).eq_ignore_ascii_case(name)))?;
-    entry(line)
+        .or_else(|| line_where(|id| repository(id).eq_ignore_ascii_case(name)));
+    line.map_or_else(|| derived::find(name), entry)
 }
 
 /// Parts of names that say how a model was trained further or stored, and nothing about its shape.
-const TRAINED: [&str; 8] = ["instruct", "it", "chat", "hf", "pt", "2507", "thinking", "bf16"];
+const TRAINED: [&str; 12] =
+    ["instruct", "it", "chat", "hf", "pt", "2507", "thinking", "bf16", "abliterated", "heretic", "uncensored", "sft"];
 
 /// What a name says about a shape: without its owner and such parts. `base` is a size where no number is.
 fn shape_of(name: &str) -> String {
     let plain = repository(name).to_lowercase().replace("-bnb-4bit", "");
-    let parts = || plain.strip_prefix("meta-").unwrap_or(&plain).split('-');
+    let parts = || plain.strip_prefix("meta-").or(plain.strip_prefix("huihui-")).unwrap_or(&plain).split('-');
     let sized = parts().any(|part| part.starts_with(|c: char| c.is_ascii_digit()) && part.ends_with(['b', 'm']));
     let says = |part: &&str| !(TRAINED.contains(part) || sized && *part == "base");
     parts().filter(says).collect::<Vec<_>>().join("-")
 }
 
-/// A model of the catalogue whose name says the same shape as another's: of a mirror, or of one that was trained further.
+/// A model that we know, derived ones too, whose name says the same shape as another's: of a mirror, or of one that was trained further.
 pub fn kin(name: &str) -> Option<&'static str> {
     let wanted = shape_of(name);
     let said = repository(name).to_lowercase();
@@ -65,7 +67,11 @@ pub fn kin(name: &str) -> Option<&'static str> {
         let trained = own.split('-').filter(|part| TRAINED.contains(part));
         trained.map(|part| if said.split('-').any(|other| other == part) { -1 } else { 1 }).sum::<i32>()
     };
-    ids().filter(|id| *id != name && shape_of(id) == wanted).min_by_key(apart).or_else(|| alias(&wanted))
+    ids()
+        .chain(derived::ids())
+        .filter(|id| *id != name && shape_of(id) == wanted)
+        .min_by_key(apart)
+        .or_else(|| alias(&wanted))
 }
 
 /// All ids, published ones first.
@@ -142,6 +148,8 @@ mod tests {
             ("someone/Qwen3-30B-A3B", "Qwen/Qwen3-30B-A3B"),
             ("someone/Qwen3-30B-A3B-Instruct", "Qwen/Qwen3-30B-A3B"),
             ("someone/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct"),
+            ("someone/Huihui-Qwen3-30B-A3B-Instruct-2507-abliterated", "Qwen/Qwen3-30B-A3B-Instruct-2507"),
+            ("someone/QwQ-32B-heretic", "Qwen/QwQ-32B"),
         ] {
             assert_eq!(kin(name), Some(kin_of_it), "{name}");
         }

@@ -12,14 +12,18 @@ use serde_json::{Map, Value, json};
 use crate::typed;
 
 /// Ends of names, longest first, and the method that makes such a checkpoint.
-const ENDS: [(&str, &str); 23] = [
+const ENDS: [(&str, &str); 28] = [
     ("-unsloth-bnb-4bit", "nf4"),
+    ("-int4-autoround", "gptq"),
+    ("-awq-bf16-int4", "awq"),
     ("-qat-w4a16-ct", "gptq"),
     ("-quantized.w4a16", "gptq"),
     ("-quantized.w8a8", "fp8"),
     ("-fp8-dynamic", "fp8"),
     ("-modelopt-fp4", "nvfp4"),
+    ("-autoround", "gptq"),
     ("-gptq-int4", "gptq"),
+    ("-gptq-int8", "gptq"),
     ("-nvfp4-v2", "nvfp4"),
     ("-fp8-block", "fp8"),
     ("-awq-int4", "awq"),
@@ -27,6 +31,7 @@ const ENDS: [(&str, &str); 23] = [
     ("-bnb-4bit", "nf4"),
     ("-int4-awq", "awq"),
     ("-fp4-v2", "nvfp4"),
+    ("-fp8-kv", "fp8"),
     ("-w4a16", "gptq"),
     ("-w8a8", "fp8"),
     ("-nvfp4", "nvfp4"),

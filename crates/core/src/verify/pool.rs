@@ -77,6 +77,7 @@ pub(super) fn plan(row: &Value) -> Result<ServePlan, String> {
         max_loras: number("max_loras"),
         max_lora_rank: number("max_lora_rank"),
         enable_prefix_caching: on("enable_prefix_caching"),
+        no_prefix_caching: args["enable_prefix_caching"] == false,
         ..ServePlan::default()
     })
 }

@@ -7,7 +7,7 @@ use crate::ask::line::serving::STRETCHED;
 use crate::ask::request::Request;
 use crate::ask::{origin, tree};
 use crate::model::Model;
-use crate::plan::{Fault, ModelSizes, RunPlan, ServePlan, ServingEngine};
+use crate::plan::{Fault, Gpus, ModelSizes, RunPlan, ServePlan, ServingEngine};
 use crate::serving::{lengths, vllm};
 
 pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>) -> Result<Settled, Vec<Fault>> {
@@ -26,12 +26,25 @@ pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>
     if plan.engine == ServingEngine::LlamaCpp && plan.context == Some(0) {
         plan.context = None;
     }
+    newer_driver(&mut plan, &mut draft);
     check(model, &plan, &mut draft);
     serves(model, &mut plan, &mut draft, around.name);
     capable(model.config(), &plan, &mut draft);
     draft.faults.clone().end()?;
     let origins = origin::trace(&plan, &request.stated, &draft.framework, &draft.derived, request.runner);
     Ok(Settled { plan: RunPlan::Serve(Box::new(plan)), notes: draft.notes, origins })
+}
+
+/// Builds of vLLM for CUDA 13 run on drivers that may offer less of a card.
+fn newer_driver(plan: &mut ServePlan, draft: &mut Draft<'_>) {
+    let version = plan.version.as_deref().unwrap_or(vllm::DEFAULT_VERSION);
+    if plan.engine != ServingEngine::Vllm || !vllm::rules(version).cuda13 {
+        return;
+    }
+    if let Some(memory) = Gpus::embedded().on_cuda13(&plan.gpu) {
+        plan.gpu.memory = memory;
+        draft.notes.push(format!("{}: {memory} bytes of it, as drivers of CUDA 13 offer", plan.gpu.name));
+    }
 }
 
 /// Refuses what no engine would start with.

@@ -117,7 +117,9 @@ pub(super) const ROWS: &[Setting] = &[
     setting("skip_mm_profiling", "skip-mm-profiling", Kind::Switch, "No images, videos or sound in the profile run; encoders are loaded")
         .on(S, Scope::VLLM)
         .example("--skip-mm-profiling"),
-    setting("enable_prefix_caching", "enable-prefix-caching", Kind::Switch, "Keep finished prompts in the cache; takes no memory of its own")
+    setting("enable_prefix_caching", "enable-prefix-caching", Kind::Switch, "Keep finished prompts in the cache; costs a model with states of constant size a second one a sequence")
+        .on(S, Scope::VLLM),
+    setting("no_prefix_caching", "no-enable-prefix-caching", Kind::Switch, "Do not keep finished prompts of a model with states, which vLLM 0.28 and later do by default")
         .on(S, Scope::VLLM),
     setting("enable_lora", "enable-lora", Kind::Switch, "Room for adapters").on(S, Scope::VLLM).example("--enable-lora"),
     setting("max_loras", "max-loras", Kind::Whole, "Adapters at once")
@@ -128,7 +130,7 @@ pub(super) const ROWS: &[Setting] = &[
         .from("vLLM's default")
         .on(S, Scope::VLLM)
         .example("--max-lora-rank 128 --enable-lora"),
-    setting("speculative_model", "speculative-model", Kind::Text, "Who guesses tokens ahead: a model, mtp, eagle, ngram, or the number of layers of a head counted elsewhere")
+    setting("speculative_model", "speculative-model", Kind::Text, "Who guesses tokens ahead: a model, mtp, eagle, eagle3, ngram, or the number of layers of a head counted elsewhere")
         .value("MODEL")
         .from("nobody")
         .on(S, Scope::VLLM)
@@ -329,7 +331,7 @@ fn guesses(value: &Value) -> Result<(String, Option<u64>), String> {
     let who = match method {
         "ngram" | "suffix" | "ngram_gpu" => "ngram",
         _ if method == "mtp" || method.ends_with("_mtp") => "mtp",
-        "eagle" | "eagle3" => model.unwrap_or("eagle"),
+        "eagle" | "eagle3" => model.unwrap_or(method),
         "" => model.ok_or("an object with a method or a model")?,
         "draft_model" => model.ok_or("an object with the model that guesses: \"model\": \"NAME\"")?,
         "dflash" | "dspark" if model.is_some() => model.unwrap_or_default(),

@@ -6,7 +6,7 @@ use super::{Draft, Object, at};
 use crate::serving::llama_cpp::Mixture;
 
 /// Flags of vLLM (engine/arg_utils.py) and where a plan has them.
-const VLLM: [(&str, &str); 21] = [
+const VLLM: [(&str, &str); 23] = [
     ("max-model-len", "context"),
     ("gpu-memory-utilization", "gpu_memory_utilization"),
     ("tensor-parallel-size", "tensor_parallel_size"),
@@ -28,6 +28,8 @@ const VLLM: [(&str, &str); 21] = [
     ("cpu-offload-gb", "cpu_offload_gb"),
     ("language-model-only", "language_model_only"),
     ("skip-mm-profiling", "skip_mm_profiling"),
+    ("enable-prefix-caching", "enable_prefix_caching"),
+    ("no-enable-prefix-caching", "no_prefix_caching"),
 ];
 
 /// Flags of llama.cpp (common/arg.cpp).

@@ -15,6 +15,10 @@ pub enum Speculation<'a> {
     MultiToken,
     /// One layer on the model's last states and embeddings; tables are the model's.
     Eagle,
+    /// A layer of Llama's on states of three of the model's layers, with a head of its own for the usual words
+    /// (vllm/model_executor/models/llama_eagle3.py); the table is the model's, where the checkpoint brings none that differs
+    /// (`_maybe_share_embeddings`).
+    Eagle3,
     /// Layers like the last one that weigh nothing: for heads whose weights are counted elsewhere.
     Layers(u64),
     /// Repetitions of the prompt: no weights, no cache.
@@ -28,6 +32,17 @@ pub struct Draft {
     pub weights: u64,
     /// Layers that cache beside the model's own.
     pub layers: Vec<ServedLayer>,
+    /// Who guesses, where that is nothing that the second runner knew from the start.
+    pub(super) apart: Option<Apart>,
+}
+
+/// Who guesses without the model's own states.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Apart {
+    /// A model of its own.
+    Model,
+    /// Repetitions of the prompt.
+    NGram,
 }
 
 impl Draft {
@@ -59,19 +74,40 @@ impl Draft {
                     pads: load::pads_experts(draft, &plan.card),
                 };
                 let weights = load::weights(draft, whole, &rules(&plan.version), None, &[]).weights;
-                Self { weights, layers: draft.layers.clone() }
+                Self { weights, layers: draft.layers.clone(), apart: Some(Apart::Model) }
             }
             Speculation::MultiToken => {
                 let layer = if model.guesses_whole { whole_layer(model, tensor, plan) } else { layer };
-                Self { weights: layer.saturating_add(joined).saturating_add(norms), layers: vec![last] }
+                Self { weights: layer.saturating_add(joined).saturating_add(norms), layers: vec![last], apart: None }
             }
-            Speculation::Eagle => Self { weights: layer.saturating_add(joined), layers: vec![last] },
+            Speculation::Eagle => Self { weights: layer.saturating_add(joined), layers: vec![last], apart: None },
+            Speculation::Eagle3 => Self { weights: eagle3(model, tensor), layers: vec![last], apart: None },
             Speculation::Layers(count) => {
-                Self { weights: 0, layers: vec![last; usize::try_from(count.min(64)).unwrap_or(0)] }
+                let layers = vec![last; usize::try_from(count.min(64)).unwrap_or(0)];
+                Self { weights: 0, layers, apart: None }
             }
-            Speculation::NGram => Self::default(),
+            Speculation::NGram => Self { apart: Some(Apart::NGram), ..Self::default() },
         }
     }
+}
+
+/// Words that published heads choose from: `draft_vocab_size` of their configs (EAGLE-3, arXiv 2503.01840, keeps the most
+/// frequent 32,000).
+const USUAL_WORDS: u64 = 32_000;
+
+/// A card's part of an EAGLE-3 head of the model's sizes, in 16 bits: queries, keys and values read embeddings beside states,
+/// and every card joins the states of three layers to one.
+fn eagle3(model: &ServedModel, cards: u64) -> u64 {
+    let wide = model.hidden;
+    let (queries, keys) = (model.heads * model.head_dim, model.kv_heads * model.head_dim);
+    let split = [
+        (2 * wide).saturating_mul(queries + 2 * keys),
+        wide.saturating_mul(queries),
+        (3 * wide).saturating_mul(model.width),
+        wide.saturating_mul(USUAL_WORDS),
+    ];
+    let split = split.iter().fold(0u64, |sum, part| sum.saturating_add(*part));
+    (split / cards).saturating_add((3 * wide).saturating_mul(wide)).saturating_add(4 * wide).saturating_mul(2)
 }
 
 /// A card's part of the last layer that attends, in 16 bits whatever the others are in: quantisers leave the checkpoint's layers

@@ -190,7 +190,7 @@ pub(super) fn weights(model: &ServedModel, rank: Rank, rules: &Rules, lora: Opti
     log.borrow_mut().phase(Work::Weights.into());
     let mut held: Vec<Rc<Storage>> = Vec::new();
     let take = |bytes: u64| Storage::of_bytes(&log, "parameter", bytes, Shape::from([bytes]), DType::U8);
-    if rules.swizzles && BY_TRANSFORMERS.contains(&model.architecture.as_str()) {
+    if rules.by_transformers && BY_TRANSFORMERS.contains(&model.architecture.as_str()) {
         model.tensors.iter().for_each(|tensor| drop(take(tensor.bytes())));
     }
     let pieces = pieces(model, rank);

@@ -179,7 +179,7 @@ impl VllmPlan {
         };
         let sampled = if ends[1] { sequences } else { 0 };
         let batch = profile::Batch { sequences: sampled, tokens: batched, length };
-        let second = second::runs(model, &rules);
+        let second = second::runs(model, &rules, draft);
         let kept = self.kept(model, &rules, batch, second);
         let loaded = load::weights(model, rank, &rules, self.lora, &kept);
         // `make_layers` wraps decoder layers alone: tables and the head stay on the card.

@@ -85,9 +85,11 @@ impl VllmPlan {
         text.max(encoder).saturating_add(workspace)
     }
 
-    /// Whether a first start holds more than a later one.
+    /// Whether a first start holds more than a later one. Over several cards what is looked up is summed before anything else
+    /// (`VocabParallelEmbedding.forward` of vocab_parallel_embedding.py), so that no kernel which reads the table is tried out
+    /// with what follows: e3, e4, e21 and p10 of truth/external/found have no second table.
     pub(super) fn compiles(&self, model: &ServedModel, rules: &Rules) -> bool {
-        rules.benchmarks && !self.enforce_eager && !model.multimodal
+        rules.benchmarks && !self.enforce_eager && !model.multimodal && self.tensor_parallel <= 1
     }
 
     /// What a first start holds while it compiles: what the kernel reads that looks words up, made once more, and its output. Tensors

@@ -27,6 +27,8 @@ pub struct Rules {
     pub sequences: [u64; 2],
     /// Whether an A100 counts as a small card whatever its memory.
     pub a100_is_small: bool,
+    /// Whether the builds that are published without a name for their CUDA are for CUDA 13.
+    pub cuda13: bool,
     /// Tokens in a batch where prompts of more than 32k are cut in chunks (the V0 engine).
     pub chunk: u64,
     /// Whether layers of several kinds get groups of their own; else sliding layers are kept like the others.
@@ -39,6 +41,8 @@ pub struct Rules {
     pub state_types: bool,
     /// Whether finished prompts of a model with states can be kept, which costs a second state per sequence.
     pub states_kept: bool,
+    /// Whether they are where nobody says otherwise (`--no-enable-prefix-caching`).
+    pub states_kept_unasked: bool,
     /// Whether Mamba 2 has a block for a state inside a prompt (`num_prefill_checkpoint_blocks` of mamba_mixer2.py).
     pub checkpoints: bool,
     /// Blocks of hybrids with latent attention are whole multiples of this.
@@ -63,6 +67,10 @@ pub struct Rules {
     pub experts_kept: bool,
     /// Which models the second model runner runs (`use_v2_model_runner` of vllm/config/vllm.py).
     pub second_runner: SecondRunner,
+    /// Whether it runs models that a model of its own guesses for (`_get_v2_model_runner_unsupported_features` of config/vllm.py).
+    pub second_drafts: bool,
+    /// Or repetitions of the prompt.
+    pub second_repeats: bool,
     /// Whether the second runner foresees its graphs (`profile_cudagraph_memory` of v1/worker/gpu/model_runner.py).
     pub second_foresees: bool,
     /// Whether what torch reserved counts, or what is allocated (`total_consumed` of mem_utils.py).
@@ -78,6 +86,8 @@ pub struct Rules {
     /// Whether the layout of Triton's experts in MXFP4 is known on all cards (mxfp4.py and third_party/triton_kernels); else
     /// tiles of 0.11, but for Hopper.
     pub swizzles: bool,
+    /// Whether the models of `BY_TRANSFORMERS` (load.rs) are run by transformers' own classes.
+    pub by_transformers: bool,
     /// That layout on Hopper. Before 0.12 Triton's kernels had to be installed beside vLLM, without which Marlin runs them
     /// (`get_mxfp4_backend` of mxfp4.py, v0.11.0: `has_triton_kernels`).
     pub hopper: Option<HopperLayout>,
@@ -152,6 +162,8 @@ const OLDEST: Rules = Rules {
     group_slack: 0,
     state_types: false,
     states_kept: false,
+    cuda13: false,
+    states_kept_unasked: false,
     checkpoints: false,
     latent_step: 16,
     latent_entry: 1,
@@ -164,6 +176,8 @@ const OLDEST: Rules = Rules {
     sampler_buffers: false,
     experts_kept: false,
     second_runner: SecondRunner::None,
+    second_drafts: false,
+    second_repeats: false,
     second_foresees: false,
     reserved_counts: false,
     batches_in_flight: false,
@@ -171,6 +185,7 @@ const OLDEST: Rules = Rules {
     utilization_thousandths: 900,
     awq_machete: false,
     swizzles: false,
+    by_transformers: false,
     hopper: None,
     tower: Tower::Apart,
     joined_tower: false,
@@ -301,7 +316,8 @@ const V0_20_0: Rules = Rules {
     since: [0, 20, 0],
     graphs_in_budget: true,
     utilization_thousandths: 920,
-    source: "vllm/envs.py and vllm/config/cache.py of v0.20.0",
+    cuda13: true,
+    source: "vllm/envs.py (VLLM_MAIN_CUDA_VERSION too) and vllm/config/cache.py of v0.20.0",
     ..V0_18_0
 };
 const V0_20_1: Rules = Rules {
@@ -327,7 +343,8 @@ const V0_22_0: Rules = Rules {
 const V0_24_0: Rules = Rules {
     since: [0, 24, 0],
     second_runner: SecondRunner::Listed,
-    source: "vllm/config/vllm.py of v0.24.0: six architectures",
+    awq_machete: true,
+    source: "vllm/config/vllm.py of v0.24.0: six architectures; quantization/auto_awq.py: `choose_mp_linear_kernel`",
     ..V0_22_0
 };
 const V0_25_0: Rules = Rules {
@@ -355,26 +372,41 @@ const V0_28_0: Rules = Rules {
     since: [0, 28, 0],
     largest_batch: 16_384,
     head_is_table: false,
-    source: "vllm/engine/arg_utils.py of v0.28.0rc2: cards of 160 GiB; models/qwen3.py: `tie_weights`",
+    states_kept_unasked: true,
+    source: "vllm/engine/arg_utils.py of v0.28.0: cards of 160 GiB, `_set_default_chunked_prefill_and_prefix_caching_args` \
+             without its exception for hybrids; models/qwen3.py: `tie_weights`",
     ..V0_27_0
+};
+const V0_29_0: Rules = Rules {
+    since: [0, 29, 0],
+    second_runner: SecondRunner::All,
+    second_foresees: true,
+    checkpoints: true,
+    source: "v0.29.0: `use_v2_model_runner` of vllm/config/vllm.py asks for no architecture any more; \
+             `profile_cudagraph_memory` of v1/worker/gpu/cudagraph_utils.py; `num_prefill_checkpoint_blocks` of kv_cache_interface.py",
+    ..V0_28_0
+};
+const V0_31_0: Rules = Rules {
+    since: [0, 31, 0],
+    swizzles: true,
+    hopper: Some(HopperLayout { values: 1, groups: 4, scales_kept: false }),
+    second_drafts: true,
+    source: "cmake/external_projects/triton_kernels.cmake of v0.31.0: the commit of 0.32; vllm/config/vllm.py",
+    ..V0_29_0
 };
 const V0_32_0: Rules = Rules {
     since: [0, 32, 0],
-    second_runner: SecondRunner::All,
-    second_foresees: true,
-    awq_machete: true,
-    swizzles: true,
-    hopper: Some(HopperLayout { values: 1, groups: 4, scales_kept: false }),
-    checkpoints: true,
-    source: "vllm/config/vllm.py of v0.32.0, and its worker rehearsed (truth/engines); 0.29 to 0.31 were not read",
-    ..V0_28_0
+    by_transformers: true,
+    second_repeats: true,
+    source: "vllm/model_executor/models/registry.py of v0.32.0, and its worker rehearsed (truth/engines)",
+    ..V0_31_0
 };
 
 /// From new to old.
 pub const RULES: &[Rules] = &[
-    V0_32_0, V0_28_0, V0_27_0, V0_26_0, V0_25_0, V0_24_0, V0_22_0, V0_21_0, V0_20_1, V0_20_0, V0_18_0, V0_17_0,
-    V0_16_0, V0_15_0, V0_14_0, V0_13_0, V0_12_0, V0_11_1, V0_11_0, V0_10_1, V0_9_1, V0_9_0, V0_8_4, V0_8_0, V0_7_2,
-    V0_6_6, V0_6_5, OLDEST,
+    V0_32_0, V0_31_0, V0_29_0, V0_28_0, V0_27_0, V0_26_0, V0_25_0, V0_24_0, V0_22_0, V0_21_0, V0_20_1, V0_20_0,
+    V0_18_0, V0_17_0, V0_16_0, V0_15_0, V0_14_0, V0_13_0, V0_12_0, V0_11_1, V0_11_0, V0_10_1, V0_9_1, V0_9_0, V0_8_4,
+    V0_8_0, V0_7_2, V0_6_6, V0_6_5, OLDEST,
 ];
 
 /// What kernels loaded lazily take by the time of the profile run, per multiprocessor of the card: 0.13 GiB on an H100 (132 of
@@ -442,6 +474,7 @@ mod tests {
         assert_eq!(rules("0.8.5.post1").since, [0, 8, 4]);
         assert_eq!(rules("0.26/0.27").since, [0, 26, 0]);
         assert_eq!(rules("main").since, [0, 32, 0]);
+        assert_eq!(rules("0.30.0").since, [0, 29, 0]);
         assert!(rules("0.8.5").v1 && !rules("0.8.5 V0").v1);
         assert!(rules("0.7.3 V1").v1 && !rules("0.7.3").v1);
     }

@@ -1,6 +1,7 @@
 //! vLLM's second model runner (vllm/v1/worker/gpu): which models it runs, what it keeps, and its logits, which it neither
 //! sorts nor copies while profiling.
 
+use super::draft::{Apart, Draft};
 use super::profile::{Batch, two};
 use super::rules::{Rules, SecondRunner};
 use crate::model::op::{CacheKind, CacheUpdate};
@@ -13,8 +14,17 @@ const LISTED: [&str; 4] =
 /// And those without, before all of them had it (v0.24.0).
 const EARLY: [&str; 3] = ["LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM"];
 
-/// Whether a version runs a model with it.
-pub(super) fn runs(model: &ServedModel, rules: &Rules) -> bool {
+/// Whether a version runs a model with it, and with who guesses ahead.
+pub(super) fn runs(model: &ServedModel, rules: &Rules, draft: Option<&Draft>) -> bool {
+    let guesses = match draft.and_then(|draft| draft.apart) {
+        None => true,
+        Some(Apart::Model) => rules.second_drafts,
+        Some(Apart::NGram) => rules.second_repeats,
+    };
+    guesses && takes(model, rules)
+}
+
+fn takes(model: &ServedModel, rules: &Rules) -> bool {
     let name = model.architecture.as_str();
     let experts = model.chosen_experts > 0;
     match rules.second_runner {
