@@ -1,4 +1,4 @@
-//! vLLM's start-up lines found in public documents (truth/external/found), asked for by their command lines: those that state
+//! Start-up lines of vLLM and llama.cpp found in public documents (truth/external/found), asked for by their command lines: those that state
 //! everything stay as near as `limits.json` beside them says.
 
 use assert_cmd::Command;
@@ -64,5 +64,56 @@ fn logs_that_state_everything_stay_near() {
         let at = |share: usize| own[own.len() * share / 10];
         let now = [at(5), at(9), own[own.len() - 1]];
         assert!(now[0] <= median && now[1] <= tenth && now[2] <= worst, "{what}: {now:?} of {limit}");
+    }
+}
+
+/// Sums over devices of what llama.cpp's log says of one row, in MiB, by what they are.
+fn buffers(row: &Value) -> Vec<(&'static str, f64)> {
+    const MIB: f64 = 1_048_576.0;
+    let text = row["command"].as_str().unwrap();
+    let mut command = Command::cargo_bin("vramcast").unwrap();
+    command.env("HF_HUB_OFFLINE", "1").args(text.split(' ').skip(1));
+    command.args(["--engine", row["engine"].as_str().unwrap(), "--json"]);
+    let document: Value = serde_json::from_slice(&command.output().unwrap().stdout).unwrap();
+    let estimate = &document["buffers"][0]["estimate"];
+    assert!(estimate.is_object(), "{}: {document}", row["id"]);
+    // Experts or other tensors elsewhere, or some layers but not all.
+    let some = ["-ot ", "--n-cpu-moe", "--cpu-moe"].iter().any(|flag| text.contains(flag)) || row["layers"] == "some";
+    let mut found = Vec::new();
+    for (key, what) in [
+        ("model", "weights"),
+        ("host_model", "weights"),
+        ("cache", "cache"),
+        ("host_cache", "cache"),
+        ("compute", if some { "compute, some layers" } else { "compute" }),
+        ("host_compute", "host compute"),
+    ] {
+        let Some(measured) = row["measured"][key].as_f64().filter(|_| !row["unasked"].to_string().contains(key)) else {
+            continue;
+        };
+        let ours = match key.strip_prefix("host_") {
+            Some(part) => estimate["host"][part].as_f64().unwrap(),
+            None => estimate["devices"].as_array().unwrap().iter().map(|card| card[key].as_f64().unwrap()).sum(),
+        };
+        found.push((what, 100.0 * (ours / MIB / measured - 1.0).abs()));
+    }
+    found
+}
+
+#[test]
+fn llama_cpp_logs_stay_near() {
+    let text = std::fs::read_to_string(format!("{FOUND}logs.jsonl")).unwrap();
+    let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let own: Vec<&Value> = rows.iter().filter(|row| row["engine"] != "vllm" && row["open"].is_null()).collect();
+    let limits = std::fs::read_to_string(format!("{FOUND}limits_llama.json")).unwrap();
+    let limits: Value = serde_json::from_str(&limits).unwrap();
+    let all: Vec<_> = own.iter().flat_map(|row| buffers(row)).collect();
+    for (what, limit) in limits.as_object().unwrap() {
+        let mut own: Vec<f64> = all.iter().filter(|(of, _)| of == what).map(|(_, error)| *error).collect();
+        own.sort_by(f64::total_cmp);
+        let [count, median, worst] = ["logs", "median", "worst"].map(|key| limit[key].as_f64().unwrap());
+        assert!(own.len() as f64 >= count, "{what}: {} figures, {count} before", own.len());
+        let now = [own[own.len() / 2], own[own.len() - 1]];
+        assert!(now[0] <= median && now[1] <= worst, "{what}: {now:?} of {limit}");
     }
 }

@@ -1,8 +1,8 @@
 //! From what llama.cpp or Ollama is started with to its buffers.
 
 use super::llama_cpp::{
-    Buffers, Build, Flash, LlamaCppError, LlamaCppEstimate, LlamaCppPlan, MIXTURES, Mixture, ModelFile, Split, convert,
-    experts, ollama,
+    Buffers, Build, Flash, LlamaCppError, LlamaCppEstimate, LlamaCppPlan, MIXTURES, Mixture, ModelFile, Split, Style,
+    convert_in, experts, ollama,
 };
 use super::{ServedModel, WeightFormat};
 use crate::dtype::{DType, builtin_formats, find_format};
@@ -98,6 +98,12 @@ fn alone(model: &Model, plan: &ServePlan) -> Result<(LlamaCppEstimate, u64), Fau
     let mut engine = engine(plan, defaults)?;
     let file = file(model, plan, &served, &own)?;
     let mut notes = Vec::new();
+    let asked = plan.quantization.as_deref().filter(|_| model.files().is_empty());
+    if let Some(name) = asked.filter(|name| Mixture::find(name).is_some_and(Mixture::is_guessed)) {
+        notes.push(format!(
+            "which types {name} gives is not published: they are taken as sizes of Unsloth's uploads tell, within a few percent; name the file for its own"
+        ));
+    }
     if served.multimodal {
         notes.push("the image encoder (mmproj) is a model of its own and not counted".into());
     }
@@ -141,13 +147,23 @@ fn file(
     own: &WeightFormat,
 ) -> Result<Result<ModelFile, String>, Fault> {
     match (model.files(), &plan.quantization) {
-        ([], _) => Ok(convert(model, served, mixture(plan, own)?)),
+        ([], _) => Ok(convert_in(style(model, plan), model, served, mixture(plan, own)?)),
         (_, Some(method)) => {
             let said = format!("{{quantization}} {method}: the file is quantised as it is");
             Err(Fault::new("quantization", said).or_drop("quantization"))
         }
         (parts, None) => Ok(ModelFile::of(parts)),
     }
+}
+
+/// How the file of a model was made.
+fn style(model: &Model, plan: &ServePlan) -> Style {
+    let library = plan.engine == ServingEngine::Ollama;
+    // Those of Ollama's library were made before latents were kept (12801), and builds before that cannot.
+    let kind = model.config()["model_type"].as_str().unwrap_or_default();
+    let early = build(plan.version.as_deref()).is_ok_and(Build::keeps_whole_heads);
+    let whole_heads = library && matches!(kind, "deepseek_v2" | "deepseek_v3") || early;
+    Style { library, whole_heads }
 }
 
 /// `--fit`: a context nobody asked for shrinks until every card keeps 1 GiB free.
@@ -194,12 +210,7 @@ fn mixture(plan: &ServePlan, own: &WeightFormat) -> Result<&'static Mixture, Fau
     let name = plan.quantization.as_deref().unwrap_or(usual);
     Mixture::find(name).ok_or_else(|| {
         let names: Vec<&str> = MIXTURES.iter().map(|mixture| mixture.name).collect();
-        let cure = if name.to_ascii_uppercase().starts_with("UD") {
-            "how Unsloth chooses the types of its own mixtures is not published: name the file itself (owner/name:UD-Q4_K_XL)"
-                .to_owned()
-        } else {
-            format!("take one of {}", names.join(", "))
-        };
+        let cure = format!("take one of {}", names.join(", "));
         Fault::value("quantization", name, "a mixture that llama-quantize knows").or(&cure)
     })
 }

@@ -8,6 +8,23 @@ const LATEST: &[(&str, &str)] = &[
     ("deepseek-r1", "8b"),
     ("gemma2", "9b"),
     ("gemma3", "4b"),
+    ("gemma3n", "e4b"),
+    ("gemma4", "e4b"),
+    ("deepseek-v2", "16b"),
+    ("deepseek-coder-v2", "16b"),
+    ("devstral", "24b"),
+    ("dolphin3", "8b"),
+    ("hermes3", "8b"),
+    ("magistral", "24b"),
+    ("mistral-small3.1", "24b"),
+    ("mistral-small3.2", "24b"),
+    ("phi", "2.7b"),
+    ("qwen2.5-coder", "7b"),
+    ("qwen2.5vl", "7b"),
+    ("qwen3-coder", "30b"),
+    ("qwq", "32b"),
+    ("solar", "10.7b"),
+    ("zephyr", "7b"),
     ("gpt-oss", "20b"),
     ("llama2", "7b"),
     ("llama3", "8b"),
@@ -37,10 +54,93 @@ const CALLED: &[(&str, &str)] = &[
     ("phi3-14b", "phi3-medium"),
     ("phi3.5-3.8b", "phi3.5-mini"),
     ("phi4-14b", "phi4"),
+    ("phi4-reasoning", "phi4"),
+    ("phi4-reasoning-14b", "phi4"),
+    ("phi-2.7b", "microsoft/phi-2"),
+    ("qwen2.5-coder-0.5b", "Qwen/Qwen2.5-0.5B"),
+    ("qwen2.5-coder-1.5b", "Qwen/Qwen2.5-1.5B"),
+    ("qwen2.5-coder-3b", "Qwen/Qwen2.5-3B"),
+    ("qwen2.5-coder-7b", "Qwen/Qwen2.5-7B-Instruct"),
+    ("qwen2.5-coder-14b", "Qwen/Qwen2.5-14B-Instruct"),
+    ("qwen2.5-coder-32b", "Qwen/Qwen2.5-32B-Instruct"),
+    ("qwq-32b", "Qwen/Qwen2.5-32B-Instruct"),
+    ("qwen2.5vl-3b", "Qwen/Qwen2.5-VL-3B-Instruct"),
+    ("qwen2.5vl-7b", "Qwen/Qwen2.5-VL-7B-Instruct"),
+    ("qwen2.5vl-32b", "Qwen/Qwen2.5-VL-32B-Instruct"),
+    ("qwen3-4b-2507", "Qwen/Qwen3-4B-Instruct-2507"),
+    ("qwen3-30b-a3b-2507", "Qwen/Qwen3-30B-A3B-Instruct-2507"),
+    ("qwen3-coder-30b", "Qwen/Qwen3-Coder-30B-A3B-Instruct"),
+    ("qwen3-coder-30b-a3b", "Qwen/Qwen3-Coder-30B-A3B-Instruct"),
+    ("deepseek-v2-16b", "deepseek-ai/DeepSeek-V2-Lite"),
+    ("deepseek-v2-236b", "deepseek-ai/DeepSeek-V2"),
+    ("deepseek-coder-v2-16b", "deepseek-ai/DeepSeek-V2-Lite"),
+    ("deepseek-coder-v2-236b", "deepseek-ai/DeepSeek-V2"),
+    ("gemma3n-e2b", "google/gemma-3n-E2B-it"),
+    ("gemma3n-e4b", "google/gemma-3n-E4B-it"),
+    ("gemma4-e2b", "google/gemma-4-E2B-it"),
+    ("gemma4-e4b", "google/gemma-4-E4B-it"),
+    ("mistral-small3.1-24b", "mistralai/Mistral-Small-3.1-24B-Instruct-2503"),
+    ("mistral-small3.2-24b", "mistralai/Mistral-Small-3.1-24B-Instruct-2503"),
+    ("devstral-24b", "mistralai/Mistral-Small-3.1-24B-Instruct-2503"),
+    ("magistral-24b", "mistralai/Mistral-Small-3.1-24B-Instruct-2503"),
+    ("nemotron-3-nano-30b", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
+    ("nemotron-3-nano-4b", "nvidia/NVIDIA-Nemotron-3-Nano-4B-BF16"),
+    ("granite3.3-8b", "ibm-granite/granite-3.3-8b-instruct"),
+    ("granite4-micro", "ibm-granite/granite-4.0-micro"),
+    ("granite4-micro-h", "ibm-granite/granite-4.0-h-micro"),
+    ("granite4-tiny-h", "ibm-granite/granite-4.0-h-tiny"),
+    ("granite4-small-h", "ibm-granite/granite-4.0-h-small"),
+    ("dolphin3-8b", "meta-llama/Llama-3.1-8B"),
+    ("hermes3-8b", "meta-llama/Llama-3.1-8B"),
+    ("openthinker-7b", "Qwen/Qwen2.5-7B"),
+    ("zephyr-7b", "mistralai/Mistral-7B-v0.1"),
+    ("wizardlm2-7b", "mistralai/Mistral-7B-v0.1"),
+    ("solar-10.7b", "upstage/SOLAR-10.7B-v1.0"),
 ];
 
+/// Names whose tags without a quantisation are `Q4_0`: those of the library's first year, until August 2024. Later ones are
+/// `Q4_K_M`.
+const EARLY: [&str; 33] = [
+    "codegemma",
+    "codellama",
+    "codestral",
+    "command-r",
+    "command-r-plus",
+    "deepseek-coder",
+    "deepseek-coder-v2",
+    "deepseek-llm",
+    "deepseek-v2",
+    "falcon",
+    "gemma",
+    "gemma2",
+    "llama2",
+    "llama3",
+    "llava",
+    "mistral-nemo",
+    "mixtral",
+    "neural-chat",
+    "openchat",
+    "orca-mini",
+    "phi",
+    "phi3",
+    "phi3.5",
+    "qwen",
+    "qwen2",
+    "solar",
+    "stablelm2",
+    "starcoder2",
+    "tinyllama",
+    "vicuna",
+    "wizardlm2",
+    "yi",
+    "zephyr",
+];
+
+/// Tags whose default is another.
+const OTHERWISE: [(&str, &str); 3] = [("llama3.2-1b", "Q8_0"), ("smollm2-1.7b", "Q8_0"), ("gemma3-270m", "Q8_0")];
+
 /// Words of a tag that say how a model was trained, not how large it is.
-const VARIANTS: [&str; 8] = ["instruct", "chat", "text", "it", "base", "distill", "qwen", "llama"];
+const VARIANTS: [&str; 10] = ["instruct", "chat", "text", "it", "base", "distill", "qwen", "llama", "lite", "qat"];
 
 /// The model of a name, its quantisation where the tag has one, and what to say.
 pub fn library(name: &str) -> (String, Option<&'static str>, Option<String>) {
@@ -58,7 +158,9 @@ pub fn library(name: &str) -> (String, Option<&'static str>, Option<String>) {
     let known = CALLED.iter().find(|(known, _)| *known == plain).map(|(_, id)| *id);
     let said = known.filter(|id| own == "deepseek-r1" && !id.starts_with("deepseek"));
     let said = said.map(|id| format!("{name} has the shapes of {id}, which is counted"));
-    (known.map_or(plain, str::to_owned), mixture.map(|mixture| mixture.name), said)
+    let otherwise = OTHERWISE.iter().find(|(name, _)| *name == plain).map(|(_, mixture)| *mixture);
+    let usual = otherwise.or_else(|| EARLY.contains(&own).then_some("Q4_0"));
+    (known.map_or(plain, str::to_owned), mixture.map(|mixture| mixture.name).or(usual), said)
 }
 
 #[cfg(test)]
@@ -68,12 +170,14 @@ mod tests {
     #[test]
     fn tags_are_sizes_variants_and_mixtures() {
         for (name, model, mixture) in [
-            ("llama3:8b", "llama3-8b", None),
+            ("llama3:8b", "llama3-8b", Some("Q4_0")),
             ("llama3.1:8b-instruct-q8_0", "llama3.1-8b", Some("Q8_0")),
             ("llama3.1:8b-instruct-q4_K_M", "llama3.1-8b", Some("Q4_K_M")),
             ("llama3.2", "llama3.2-3b", None),
             ("llama3.2:latest", "llama3.2-3b", None),
-            ("phi3", "phi3-mini", None),
+            ("phi3", "phi3-mini", Some("Q4_0")),
+            ("deepseek-coder-v2:16b-lite-instruct-q5_K_M", "deepseek-ai/DeepSeek-V2-Lite", Some("Q5_K_M")),
+            ("gemma4", "google/gemma-4-E4B-it", None),
             ("qwen2.5:0.5b-instruct-fp16", "qwen2.5-0.5b", Some("F16")),
             ("deepseek-r1:7b", "Qwen/Qwen2.5-7B", None),
             ("deepseek-r1:1.5b-qwen-distill-q4_K_M", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", Some("Q4_K_M")),

@@ -207,7 +207,7 @@ pub(super) const ROWS: &[Setting] = &[
     setting("tensor_split", "gpus", Kind::Spelled(CARDS), "Cards that share a model evenly")
         .value("N")
         .from("one card")
-        .on(S, Scope::LLAMA_CPP)
+        .on(S, Scope::LOCAL)
         .example("--gpus 2"),
     setting("split_mode", "split-mode", Kind::Choice(&[("layer", ""), ("row", ""), ("tensor", ""), ("none", "")]), "How several cards share a model (-sm)")
         .also(&["sm"])

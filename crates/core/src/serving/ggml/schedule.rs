@@ -11,6 +11,8 @@ pub(crate) trait Backends {
     fn supports(&self, device: usize, graph: &Graph, id: Id) -> bool;
     /// Whether a device wants a node whose weights lie on the host.
     fn offloads(&self, device: usize, graph: &Graph, id: Id) -> bool;
+    /// Whether the weights of an operation say where it runs: too small ones do not.
+    fn follows_weights(&self, op: Op) -> bool;
     /// Copies of every input that a pipeline over devices holds; 1 without one.
     fn copies(&self) -> usize;
 }
@@ -85,8 +87,7 @@ impl Scheduler<'_> {
         if tensor.input {
             return Some(self.host);
         }
-        // Factors of rotary embeddings and attention sinks are too small to decide.
-        if matches!(tensor.op, Op::Rope | Op::FlashAttention) {
+        if !self.backends.follows_weights(tensor.op) {
             return None;
         }
         let weight = tensor.sources.iter().copied().find(|source| self.graph[*source].weight)?;

@@ -34,6 +34,8 @@ pub(super) struct Architecture {
     pub(super) late_outputs: bool,
     /// Only after the last norm, even.
     pub(super) normed_outputs: bool,
+    /// The build since which that is so: what guesses ahead reads all rows. Earlier ones leave them out in the last layer.
+    pub(super) late_since: u32,
     /// Values have a norm without weights; where they have no projection of their own they are the keys.
     pub(super) normed_values: bool,
     /// Factors of frequencies are for layers that see all.
@@ -162,6 +164,7 @@ const PLAIN: Architecture = Architecture {
     weighted_first: false,
     late_outputs: false,
     normed_outputs: false,
+    late_since: 0,
     normed_values: false,
     full_factors: false,
     many_positions: false,
@@ -194,6 +197,8 @@ const DELTA: Architecture = Architecture {
     renamed_norm: true,
     late_outputs: true,
     normed_outputs: true,
+    // 25589.
+    late_since: 10238,
     early_norm: true,
     sigmoid_gate: true,
     ..PLAIN
@@ -215,6 +220,8 @@ pub(super) const ALL: &[Architecture] = &[
         scaled_query: false,
         late_outputs: true,
         normed_outputs: true,
+        // 23398.
+        late_since: 9549,
         normed_values: true,
         full_factors: true,
         ..GEMMA
@@ -253,6 +260,8 @@ pub(super) const ALL: &[Architecture] = &[
         router: Router::Chosen,
         sum_to_one: Some(false),
         late_outputs: true,
+        // 25794.
+        late_since: 10158,
         ..PLAIN
     },
     Architecture { names: &["qwen2moe", "deepseek"], sum_to_one: Some(false), ..PLAIN },
@@ -292,7 +301,8 @@ pub(super) const ALL: &[Architecture] = &[
     Architecture { names: &["gpt2", "bloom", "mpt", "starcoder", "jais"], rotary: Rotary::None, ..LAYER_NORM },
     Architecture { names: &["granite", "granitemoe", "granitehybrid"], rotary: Rotary::Finetuned, ..PLAIN },
     DELTA,
-    Architecture { names: &["qwen35", "qwen35moe"], many_positions: true, ..DELTA },
+    // 22673.
+    Architecture { names: &["qwen35", "qwen35moe"], many_positions: true, late_since: 9180, ..DELTA },
     Architecture {
         names: &["nemotron_h", "nemotron_h_moe"],
         activation: Activation::ReluSquared,
@@ -301,6 +311,8 @@ pub(super) const ALL: &[Architecture] = &[
         sum_to_one: None,
         late_outputs: true,
         normed_outputs: true,
+        // 26725.
+        late_since: 10344,
         single: true,
         ..PLAIN
     },
@@ -310,6 +322,13 @@ pub(super) const ALL: &[Architecture] = &[
     Architecture { names: &["nomic-bert-moe", "jina-bert-v3"], encoder: true, ..LAYER_NORM },
     Architecture { names: &["nomic-bert"], encoder: true, activation: Activation::Silu, ..LAYER_NORM },
 ];
+
+impl Architecture {
+    /// Whether a build leaves rows without output out after the last layer only.
+    pub(super) fn late(&self, build: u32) -> bool {
+        self.late_outputs && build >= self.late_since
+    }
+}
 
 /// The rules of an architecture, and whether its graph is built here.
 pub(super) fn of(name: &str) -> (&'static Architecture, bool) {

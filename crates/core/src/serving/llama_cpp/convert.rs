@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::file::ModelFile;
 use super::hybrids;
+use super::publishers::Library;
 use super::quantize::{Made, Mixture, Quantizer};
 use crate::model::op::CacheKind;
 use crate::model::{Config, Model};
@@ -89,8 +90,27 @@ const EXPERTS: [(&str, &str); 8] = [
     ("block_sparse_moe.output_linear", "ffn_down_exps"),
 ];
 
+/// How a file is made, where that is not as llama.cpp's converter does it now.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Style {
+    /// Of Ollama's library.
+    pub library: bool,
+    /// Latents are stored as whole heads: files from before April 2025.
+    pub whole_heads: bool,
+}
+
 /// The file that would hold a model under a mixture.
 pub fn convert(model: &Model, served: &ServedModel, mixture: &'static Mixture) -> Result<ModelFile, String> {
+    convert_in(Style::default(), model, served, mixture)
+}
+
+/// The same in another style.
+pub fn convert_in(
+    style: Style,
+    model: &Model,
+    served: &ServedModel,
+    mixture: &'static Mixture,
+) -> Result<ModelFile, String> {
     let config = Config::new(model.config()).map_err(|error| error.to_string())?;
     let text = config.get("text_config").filter(|text| text["model_type"].is_string()).unwrap_or(model.config());
     let kind = text["model_type"].as_str().unwrap_or_default();
@@ -99,13 +119,18 @@ pub fn convert(model: &Model, served: &ServedModel, mixture: &'static Mixture) -
         known.ok_or_else(|| format!("llama.cpp has no architecture for models of type {kind} that is known here"))?;
     let mut tensors = Vec::new();
     for tensor in &served.tensors {
-        named(tensor, served, name, text, &mut tensors);
+        named(tensor, served, name, text, style, &mut tensors);
     }
     rotary(text, served, &mut tensors);
+    stacked(&mut tensors);
+    // Layers of Gemma 4 are scaled as a whole; of transformers' model that is a buffer.
+    if name == "gemma4" {
+        tensors.extend((0..served.layers.len()).map(|at| (format!("blk.{at}.layer_output_scale.weight"), vec![1])));
+    }
     // llama-quantize writes layer after layer, by name.
     crate::order::sort_by(&mut tensors, |(a, _), (b, _)| (layer(a), a.as_str()).cmp(&(layer(b), b.as_str())));
-    let metadata = metadata(text, served, name, &tensors);
-    let header = typed(tensors, metadata, name, served, mixture)?;
+    let metadata = metadata(text, served, name, style, &tensors);
+    let header = typed(tensors, metadata, name, served, style, mixture)?;
     ModelFile::of(&[header])
 }
 
@@ -123,7 +148,7 @@ pub fn lengths(model: &Model, served: &ServedModel) -> Result<BTreeMap<String, u
     let mut found = BTreeMap::new();
     for tensor in &served.tensors {
         let mut names = Vec::new();
-        named(tensor, served, first, text, &mut names);
+        named(tensor, served, first, text, Style::default(), &mut names);
         let bytes: Option<u64> = names.iter().map(|(name, _)| stored.get(name.as_str()).copied()).sum();
         if let Some(bytes) = bytes.filter(|bytes| *bytes > 0) {
             found.insert(tensor.name.clone(), bytes);
@@ -144,6 +169,7 @@ fn named(
     served: &ServedModel,
     architecture: &str,
     config: &serde_json::Value,
+    style: Style,
     all: &mut Named,
 ) {
     let shape = tensor.shape.clone();
@@ -174,7 +200,7 @@ fn named(
         let after = served.post_norms || architecture::renames_norm(architecture);
         return push(format!("{}.{leaf}", if after { "post_attention_norm" } else { "ffn_norm" }), shape);
     }
-    if module == "self_attn.kv_b_proj" && shape.len() == 2 {
+    if module == "self_attn.kv_b_proj" && shape.len() == 2 && !style.whole_heads {
         let size = |key: &str| config[key].as_u64().unwrap_or(0);
         let (rank, own, value) = (shape[1], size("qk_nope_head_dim"), size("v_head_dim"));
         let heads = shape[0].checked_div(own + value).unwrap_or(0);
@@ -226,6 +252,11 @@ fn outside(tensor: &crate::serving::tensors::ServedTensor, served: &ServedModel,
         return;
     }
     let leaf = if name.ends_with(".bias") { "bias" } else { "weight" };
+    // Gemma 3n's streams: one matrix each.
+    let streams = [("altup_projections.", "altup_proj"), ("altup_unembed_projections.", "altup_unembd_proj")];
+    if let Some((_, to)) = streams.iter().find(|(from, _)| name.contains(from)) {
+        return all.push((format!("{to}.weight"), tensor.shape.clone()));
+    }
     let module = tensor.module();
     let to = match module {
         _ if served.is_head(tensor) => "output",
@@ -259,7 +290,24 @@ fn rotary(config: &serde_json::Value, served: &ServedModel, all: &mut Named) {
     }
 }
 
-fn metadata(config: &serde_json::Value, served: &ServedModel, name: &str, tensors: &Named) -> Vec<(String, Value)> {
+/// Matrices of Gemma 3n's streams are one tensor.
+fn stacked(all: &mut Named) {
+    for name in ["altup_proj.weight", "altup_unembd_proj.weight"] {
+        let first = all.iter().position(|(own, _)| own == name);
+        let count = all.iter().filter(|(own, _)| own == name).count() as u64;
+        let Some(shape) = first.and_then(|at| all.get(at)).map(|(_, shape)| shape.clone()) else { continue };
+        all.retain(|(own, _)| own != name);
+        all.push((name.to_owned(), std::iter::once(count).chain(shape).collect()));
+    }
+}
+
+fn metadata(
+    config: &serde_json::Value,
+    served: &ServedModel,
+    name: &str,
+    style: Style,
+    tensors: &Named,
+) -> Vec<(String, Value)> {
     let mut all = vec![("general.architecture".to_owned(), Value::Text(name.to_owned()))];
     let mut put = |key: &str, value: Value| all.push((format!("{name}.{key}"), value));
     let size = |keys: &[&str]| keys.iter().find_map(|key| config[*key].as_u64()).unwrap_or(0);
@@ -277,6 +325,14 @@ fn metadata(config: &serde_json::Value, served: &ServedModel, name: &str, tensor
         Value::Array(own.map(Value::Unsigned).collect())
     };
     match first.map(|cache| cache.kind) {
+        Some(CacheKind::Latent { .. }) if style.whole_heads => {
+            let turned = size(&["qk_rope_head_dim"]);
+            put("attention.head_count_kv", Value::Unsigned(served.heads));
+            put("attention.kv_lora_rank", Value::Unsigned(size(&["kv_lora_rank"])));
+            put("attention.key_length", Value::Unsigned(turned + size(&["qk_nope_head_dim"])));
+            put("attention.value_length", Value::Unsigned(size(&["v_head_dim"])));
+            put("rope.dimension_count", Value::Unsigned(turned));
+        }
         Some(CacheKind::Latent { .. }) => {
             let (rank, turned) = (size(&["kv_lora_rank"]), size(&["qk_rope_head_dim"]));
             put("attention.head_count_kv", Value::Unsigned(1));
@@ -288,7 +344,10 @@ fn metadata(config: &serde_json::Value, served: &ServedModel, name: &str, tensor
             put("rope.dimension_count", Value::Unsigned(turned));
         }
         Some(_) => {
-            put("attention.head_count_kv", numbers(&|cache| cache.true_heads));
+            let kv_heads = numbers(&|cache| cache.true_heads);
+            // Layers that read others' caches have heads all the same.
+            let alike = size(&["num_kv_shared_layers"]) > 0;
+            put("attention.head_count_kv", if alike { Value::Unsigned(served.kv_heads) } else { kv_heads });
             let widest = |of: &dyn Fn(&crate::model::op::CacheUpdate) -> u64, sliding: bool| {
                 let caches = served.layers.iter().flat_map(|layer| &layer.caches).filter(hybrids::grows);
                 let own = caches.filter(|cache| matches!(cache.kind, CacheKind::Sliding(_)) == sliding);
@@ -318,7 +377,10 @@ fn metadata(config: &serde_json::Value, served: &ServedModel, name: &str, tensor
     let widest = served.layers.iter().flat_map(|layer| &layer.caches).map(window).max().unwrap_or(0);
     if widest > 0 {
         put("attention.sliding_window", Value::Unsigned(widest));
-        put("attention.sliding_window_pattern", numbers(&|cache| u64::from(window(cache) > 0)));
+        let kinds = config["layer_types"].as_array().filter(|_| size(&["num_kv_shared_layers"]) > 0);
+        let said = kinds
+            .map(|kinds| Value::Array(kinds.iter().map(|kind| Value::Bool(kind == "sliding_attention")).collect()));
+        put("attention.sliding_window_pattern", said.unwrap_or_else(|| numbers(&|cache| u64::from(window(cache) > 0))));
     }
     let count = tensors.iter().find(|(name, _)| name.ends_with("ffn_down_exps.weight")).map(|(_, shape)| shape[0]);
     if let Some(count) = count {
@@ -344,6 +406,9 @@ fn metadata(config: &serde_json::Value, served: &ServedModel, name: &str, tensor
             put(key, Value::Float(value));
         }
     }
+    if let shared @ 1.. = size(&["num_kv_shared_layers"]) {
+        put("attention.shared_kv_layers", Value::Unsigned(shared));
+    }
     hybrids::metadata(config, served, &mut put);
     if let Some(original) = config["original_max_position_embeddings"].as_u64() {
         put("rope.scaling.original_context_length", Value::Unsigned(original));
@@ -356,6 +421,7 @@ fn typed(
     metadata: Vec<(String, Value)>,
     name: &str,
     served: &ServedModel,
+    style: Style,
     mixture: &'static Mixture,
 ) -> Result<Header, String> {
     let ends = |end: &str| tensors.iter().filter(|(name, _)| name.ends_with(end)).count();
@@ -367,12 +433,16 @@ fn typed(
     let layers = served.layers.len();
     let made = Made {
         layers,
+        hidden: served.hidden,
         experts: tensors.iter().find(|(name, _)| name.ends_with("ffn_down_exps.weight")).map_or(0, |(_, s)| s[0]),
         shared: served.heads.checked_div(kv_heads).unwrap_or(1),
         falcon: name == "falcon",
         large: layers == 80 && matches!(name, "llama" | "qwen2" | "deci" | "olmo") && served.heads != kv_heads,
         tied: !tensors.iter().any(|(name, _)| name == "output.weight"),
         values: ends("attn_v.weight") + ends("attn_qkv.weight") + ends("attn_kv_b.weight"),
+        mxfp4: name == "gpt-oss",
+        delta: matches!(name, "qwen35" | "qwen35moe" | "qwen3next"),
+        library: if style.library { Library::of(name) } else { None },
     };
     let mut quantizer = Quantizer::new(mixture, made);
     let mut offset = 0u64;

@@ -39,6 +39,18 @@ const NAMES: &[(&str, &str)] = &[
     ("post_feedforward_layernorm_2.weight", "post_ffw_norm_2.weight"),
     ("experts.down_proj", "ffn_down_exps.weight"),
     ("experts.gate_up_proj", "ffn_gate_up_exps.weight"),
+    // Gemma's E models.
+    ("per_layer_input_gate.weight", "inp_gate.weight"),
+    ("per_layer_projection.weight", "proj.weight"),
+    ("post_per_layer_input_norm.weight", "post_norm.weight"),
+    ("altup.correct_output_scale", "altup_correct_scale.weight"),
+    ("altup.correction_coefs.weight", "altup_correct_coef.weight"),
+    ("altup.modality_router.weight", "altup_router.weight"),
+    ("altup.prediction_coefs.weight", "altup_predict_coef.weight"),
+    ("altup.router_norm.weight", "altup_router_norm.weight"),
+    ("laurel.linear_left.weight", "laurel_l.weight"),
+    ("laurel.linear_right.weight", "laurel_r.weight"),
+    ("laurel.post_laurel_norm.weight", "laurel_post_norm.weight"),
 ];
 
 /// Names a weight, where it is one of these; `push` takes its name and sizes, the slowest first.

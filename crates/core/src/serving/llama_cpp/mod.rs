@@ -14,12 +14,13 @@ mod hybrids;
 mod layers;
 mod old_graph;
 mod place;
+mod publishers;
 mod quantize;
 mod reserve;
 
 use serde::{Deserialize, Serialize};
 
-pub use convert::{convert, lengths};
+pub use convert::{Style, convert, convert_in, lengths};
 pub use file::ModelFile;
 pub(crate) use place::experts;
 pub use quantize::{MIXTURES, Mixture};
@@ -115,6 +116,16 @@ impl Build {
     const FUSED_HALVES: u32 = 5776;
     /// Keys and values go to rows by their indices, which are inputs (14959).
     const SET_ROWS: u32 = 6071;
+    /// Graphs are built as they are now, but for what is said here.
+    const NODES: u32 = 1900;
+    /// Sequences have cells of their own (14363).
+    const STREAMS: u32 = 5913;
+    /// Values are stored before keys, whose rotary embedding a kernel then writes to the cache (16884).
+    const VALUES_FIRST: u32 = 7044;
+    /// Masks have as many rows as tokens, not a multiple of 64 (17910).
+    const PLAIN_MASKS: u32 = 7350;
+    /// Sinks no longer say where attention runs (25832).
+    const FREE_SINKS: u32 = 10150;
     /// Cells are always padded to 256 (17046).
     const PADDED: u32 = 6975;
     /// For a while they are not padded at all (16812).
@@ -165,6 +176,33 @@ impl Build {
 
     fn sets_rows(self) -> bool {
         self.number() >= Self::SET_ROWS
+    }
+
+    /// Rows of a mask.
+    fn mask_rows(self, tokens: u64) -> u64 {
+        if self.number() >= Self::PLAIN_MASKS { tokens } else { tokens.next_multiple_of(64) }
+    }
+
+    /// Whether latents are kept as whole heads, in files and caches.
+    pub fn keeps_whole_heads(self) -> bool {
+        matches!(self, Self::Early | Self::Numbered(..Self::LATENT))
+    }
+
+    /// Whether a latent has values of its own.
+    fn keeps_values(self) -> bool {
+        self.number() < Self::NO_VALUES
+    }
+
+    fn streams(self) -> bool {
+        self.number() >= Self::STREAMS
+    }
+
+    fn values_first(self) -> bool {
+        self.number() >= Self::VALUES_FIRST
+    }
+
+    fn frees_sinks(self) -> bool {
+        self.number() >= Self::FREE_SINKS
     }
 
     fn half_masks(self) -> bool {
@@ -355,7 +393,7 @@ pub struct LlamaCppEstimate {
 impl LlamaCppPlan {
     /// Whether graphs of this build and split are built node by node, as rehearsed runs have shown.
     pub fn is_rehearsed(&self) -> bool {
-        self.split == Split::Layer && self.build.number() >= Build::WINDOWS
+        self.split == Split::Layer && self.build.number() >= Build::NODES
     }
 
     /// Puts a file's weights in the place of sums.

@@ -2,6 +2,7 @@
 //!
 //! Mixtures of the IQ family are made with an importance matrix, as all that are published are; the others without.
 
+use super::publishers::{self, Library, Own, PUBLISHERS};
 use crate::dtype::{Format, builtin_formats, find_format};
 
 /// A mixture: its name, and the type it is mostly made of.
@@ -9,7 +10,10 @@ use crate::dtype::{Format, builtin_formats, find_format};
 pub struct Mixture {
     /// `Q4_K_M`.
     pub name: &'static str,
-    mostly: &'static str,
+    pub(super) mostly: &'static str,
+    /// That of llama-quantize which it is, or which a publisher's own begins with.
+    pub(super) rule: &'static str,
+    pub(super) own: Own,
 }
 
 /// What `llama-quantize` knows (`llama_ftype_get_default_type`), from few bits to many.
@@ -50,7 +54,7 @@ pub const MIXTURES: &[Mixture] = &[
 ];
 
 const fn mixture(name: &'static str, mostly: &'static str) -> Mixture {
-    Mixture { name, mostly }
+    Mixture { name, mostly, rule: name, own: Own::No }
 }
 
 impl Mixture {
@@ -58,17 +62,23 @@ impl Mixture {
     /// as `Q4_K_M`, as `llama-server -hf` does (common/arg.cpp).
     pub fn of_name(name: &str) -> Option<(String, &'static Self)> {
         let last = name.rsplit(['/', '\\']).next()?;
+        let owner = name.split_once('/').map_or("", |(owner, _)| owner);
         if let Some(stem) = last.strip_suffix(".gguf") {
             // Parts of one file: `-00001-of-00003`.
             let stem = stem.split("-0000").next()?;
             let at = stem.rfind(['-', '.'])?;
-            return Some((stem[..at].to_owned(), Self::find(&stem[at + 1..])?));
+            let (plain, tag) = (&stem[..at], &stem[at + 1..]);
+            let dynamic = plain.strip_suffix("-UD").and_then(|plain| Some((plain, Self::find(&format!("UD-{tag}"))?)));
+            let (plain, found) = dynamic.or_else(|| Some((plain, Self::find(tag)?)))?;
+            return Some((publishers::plain(plain), found));
         }
         // Uploads of gpt-oss keep its experts as they were published, and have no other file.
         let usual = if last.to_ascii_lowercase().contains("gpt-oss") { "MXFP4" } else { "Q4_K_M" };
         let (repository, tag) = last.split_once(':').unwrap_or((last, usual));
         let plain = repository.strip_suffix("-GGUF").or_else(|| repository.strip_suffix("-gguf"))?;
-        Some((plain.to_owned(), Self::find(tag)?))
+        let found = Self::find(tag)?;
+        let found = if owner.eq_ignore_ascii_case("unsloth") { publishers::unsloths(found) } else { found };
+        Some((publishers::plain(plain), found))
     }
 
     /// A mixture by its name; `Q4_K` is `Q4_K_M` and `MXFP4` is that of experts, as in llama-quantize.
@@ -83,7 +93,8 @@ impl Mixture {
             "FP32" => "F32",
             other => other,
         };
-        MIXTURES.iter().find(|mixture| mixture.name == wanted)
+        let wanted = wanted.replacen("UD_", "UD-", 1);
+        MIXTURES.iter().chain(PUBLISHERS).find(|mixture| mixture.name == wanted)
     }
 
     /// Those that are usually published, from many bits to few.
@@ -92,18 +103,23 @@ impl Mixture {
         MIXTURES.iter().rev().filter(move |mixture| !mixture.is(&rare))
     }
 
+    /// Whether its types are a guess.
+    pub fn is_guessed(&self) -> bool {
+        self.own == Own::Dynamic
+    }
+
     /// The type it is mostly made of.
     pub fn mostly(&self) -> &'static str {
         self.mostly
     }
 
     fn is(&self, names: &[&str]) -> bool {
-        names.contains(&self.name)
+        names.contains(&self.rule)
     }
 
     /// Whether an importance matrix is at hand.
     fn measured(&self) -> bool {
-        self.name.starts_with("IQ")
+        self.rule.starts_with("IQ")
     }
 }
 
@@ -111,6 +127,7 @@ impl Mixture {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Made {
     pub(super) layers: usize,
+    pub(super) hidden: u64,
     pub(super) experts: u64,
     /// Query heads for every key head.
     pub(super) shared: u64,
@@ -121,6 +138,12 @@ pub(super) struct Made {
     pub(super) tied: bool,
     /// Tensors whose values are attention's.
     pub(super) values: usize,
+    /// Its experts were published in MXFP4, which no mixture changes.
+    pub(super) mxfp4: bool,
+    /// Gated delta rules.
+    pub(super) delta: bool,
+    /// A file of Ollama's library, by its architecture.
+    pub(super) library: Option<Library>,
 }
 
 /// Goes over a model's tensors in the order of its file and gives every one its type.
@@ -132,13 +155,14 @@ pub(super) struct Quantizer {
     downs: usize,
 }
 
-/// Parts of names whose matrices are left as they are (`tensor_allows_quantization`).
-const KEPT: [&str; 12] = [
+/// Parts of names whose matrices are left as they are (`tensor_allows_quantization`), in the 16 bits of what is converted.
+const HALVES: [&str; 5] = ["altup_proj", "altup_unembd_proj", "altup_router.", "laurel", "per_layer_model_proj"];
+
+/// And those that the converter writes in fp32.
+const KEPT: [&str; 10] = [
     "_norm.weight",
     "ffn_gate_inp.weight",
     "altup",
-    "laurel",
-    "per_layer_model_proj",
     "ssm_conv1d",
     "shortconv.conv.weight",
     "time_mix_first.weight",
@@ -176,14 +200,22 @@ impl Quantizer {
     pub(super) fn format(&mut self, name: &str, shape: &[u64]) -> Option<&'static Format> {
         let find = |name: &str| find_format(builtin_formats(), name);
         let matrix = shape.iter().filter(|size| **size > 1).count() >= 2 && name.ends_with("weight");
+        let halved = matrix && self.mixture.mostly != "f32" && HALVES.iter().any(|part| name.contains(part));
+        if halved && !name.contains("_norm.") {
+            return find("bf16");
+        }
         if !matrix || KEPT.iter().any(|part| name.contains(part)) {
             return find("f32");
         }
         let columns = shape.last().copied().unwrap_or(1);
+        if self.made.mxfp4 && shape.len() > 2 && name.contains("_exps.") {
+            return find("ggml-mxfp4");
+        }
         if matches!(self.mixture.mostly, "f16" | "bf16" | "f32") {
             return find(self.mixture.mostly);
         }
-        let chosen = self.chosen(name, columns, shape.len() > 2);
+        let usual = self.chosen(name, columns, shape.len() > 2);
+        let chosen = publishers::own(self.mixture, &self.made, name, usual);
         let fits = |format: &&Format| block(format) != 0 && columns.is_multiple_of(block(format));
         let instead = INSTEAD.iter().find(|(from, _)| *from == chosen).map_or("f16", |(_, to)| *to);
         [chosen, instead, "f16"].into_iter().filter_map(find).find(fits)
@@ -196,7 +228,7 @@ impl Quantizer {
         let small = ["IQ2_XXS", "IQ2_XS", "IQ1_S", "IQ1_M", "IQ2_S", "IQ2_M"];
         if output {
             let divides = find_format(builtin_formats(), mostly).is_some_and(|f| columns.is_multiple_of(block(f)));
-            return match mixture.name {
+            return match mixture.rule {
                 "MXFP4_MOE" => "q8_0",
                 _ if made.falcon || !divides => "q8_0",
                 _ if mixture.is(&small) || mixture.is(&["IQ3_XXS"]) => "q5_k",
@@ -204,11 +236,11 @@ impl Quantizer {
                 _ => "q6_k",
             };
         }
-        if mixture.name == "MXFP4_MOE" {
+        if mixture.rule == "MXFP4_MOE" {
             return if stacked { "ggml-mxfp4" } else { "q8_0" };
         }
         if name == "token_embd.weight" || name == "per_layer_token_embd.weight" {
-            return match mixture.name {
+            return match mixture.rule {
                 "IQ2_XXS" | "IQ2_XS" | "IQ1_S" | "IQ1_M" => "q2_k",
                 "IQ2_S" | "IQ2_M" | "IQ3_XXS" => "iq3_s",
                 "TQ1_0" | "TQ2_0" => "q4_k",
@@ -222,19 +254,19 @@ impl Quantizer {
         match name {
             _ if values => self.value_type(),
             // Since March 2026 (19770) these follow the rule of values; the files that people have are older.
-            _ if name.contains("attn_qkv.weight") => match mixture.name {
+            _ if name.contains("attn_qkv.weight") => match mixture.rule {
                 "Q3_K_M" | "Q3_K_L" | "IQ3_M" => "q4_k",
                 "Q4_K_M" => "q5_k",
                 "Q5_K_M" => "q6_k",
                 _ => mostly,
             },
-            _ if name.contains("attn_k.weight") => match mixture.name {
+            _ if name.contains("attn_k.weight") => match mixture.rule {
                 _ if made.experts == 8 => "q8_0",
                 "IQ3_XS" => "iq3_xxs",
                 "IQ3_XXS" => "iq2_s",
                 _ => mostly,
             },
-            _ if name.contains("attn_q.weight") => match mixture.name {
+            _ if name.contains("attn_q.weight") => match mixture.rule {
                 "IQ3_XS" => "iq3_xxs",
                 "IQ3_XXS" => "iq2_s",
                 _ => mostly,
@@ -243,7 +275,7 @@ impl Quantizer {
             _ if name.contains("ffn_up") || name.contains("ffn_gate") => {
                 let layer = layer(name);
                 let middle = layer >= made.layers / 8 && layer < 7 * made.layers / 8;
-                if mixture.name == "IQ3_XS" && middle { "iq3_xxs" } else { mostly }
+                if mixture.rule == "IQ3_XS" && middle { "iq3_xxs" } else { mostly }
             }
             _ if name.contains("ffn_down") => self.down_type(name),
             _ => mostly,
@@ -264,7 +296,7 @@ impl Quantizer {
                 self.downs += 1;
                 if self.downs <= made.layers / 8 { more } else { mixture.mostly }
             }
-            _ if name.contains("attn_output.weight") => match mixture.name {
+            _ if name.contains("attn_output.weight") => match mixture.rule {
                 _ if made.experts == 8 => "q5_k",
                 "IQ1_S" | "IQ1_M" => "iq2_xxs",
                 _ if two => "iq3_s",
@@ -278,7 +310,7 @@ impl Quantizer {
         let (mixture, made, at) = (self.mixture, self.made, self.values);
         self.values += 1;
         let shared = made.shared >= 4;
-        let chosen = match mixture.name {
+        let chosen = match mixture.rule {
             "Q2_K" => {
                 if shared {
                     "q4_k"
@@ -319,14 +351,14 @@ impl Quantizer {
     fn output_type(&self) -> &'static str {
         let (mixture, made) = (self.mixture, self.made);
         if made.falcon {
-            return if mixture.name == "Q3_K_L" { "q4_k" } else { mixture.mostly };
+            return if mixture.rule == "Q3_K_L" { "q4_k" } else { mixture.mostly };
         }
         let raised =
             ["Q2_K", "IQ3_XS", "IQ3_XXS", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K_M", "IQ3_S", "IQ3_M", "IQ4_XS"];
         if made.experts == 8 {
             return if mixture.is(&raised) { "q5_k" } else { mixture.mostly };
         }
-        match mixture.name {
+        match mixture.rule {
             "Q2_K" => "q3_k",
             "IQ3_XXS" => "iq3_s",
             "Q3_K_M" | "IQ3_M" => "q4_k",
@@ -341,7 +373,7 @@ impl Quantizer {
         let at = if made.experts > 1 { layer(name) } else { self.downs };
         self.downs += 1;
         let (layers, first) = (made.layers, at < made.layers / 8);
-        match mixture.name {
+        match mixture.rule {
             "Q2_K" => "q3_k",
             "Q2_K_S" if first => "q4_k",
             "Q3_K_M" if at < layers / 16 => "q5_k",

@@ -9,7 +9,7 @@ use super::{Build, Flash, LlamaCppError, LlamaCppPlan, Split, element_kind};
 use crate::serving::ggml::allocate::{self, Buffer};
 use crate::serving::ggml::cuda;
 use crate::serving::ggml::schedule::{self, Backends};
-use crate::serving::ggml::tensor::{Graph, Id, Kind, Place};
+use crate::serving::ggml::tensor::{Graph, Id, Kind, Op, Place};
 
 /// Copies of inputs that a pipeline over devices keeps (`GGML_SCHED_MAX_COPIES`).
 const COPIES: usize = 4;
@@ -51,14 +51,16 @@ impl Session {
         let whole = if plan.context == 0 { facts.positions } else { plan.context };
         let flash = plan.flash_attention != Flash::Off;
         let step = plan.build.step(flash);
-        let each = match (plan.unified, step) {
+        // Before, sequences always shared their cells.
+        let unified = plan.unified || !plan.build.streams();
+        let each = match (unified, step) {
             (true, _) => whole,
             (false, 1) => whole.div_ceil(parallel),
             (false, _) => whole / parallel,
         };
         let context = each.max(1).next_multiple_of(step);
         let micro_batch = plan.micro_batch.min(plan.batch).min(whole.max(1));
-        let seen = facts.window.saturating_mul(if plan.unified { parallel } else { 1 }).saturating_add(micro_batch);
+        let seen = facts.window.saturating_mul(if unified { parallel } else { 1 }).saturating_add(micro_batch);
         let cut = !plan.full_windows && plan.build.windows();
         let layers = facts.all_layers as u64;
         let full = plan.gpu_layers > layers;
@@ -71,11 +73,11 @@ impl Session {
             full,
             flash,
             transposed: !flash,
-            unified: plan.unified,
+            unified,
             keys: element_kind(&plan.key_type)?,
             values: element_kind(&plan.value_type)?,
             context_per_sequence: context,
-            streams: if plan.unified { 1 } else { parallel },
+            streams: if unified { 1 } else { parallel },
             window_cells: if cut { context.min(seen).next_multiple_of(step) } else { context },
             offloads_cache: plan.offload_cache,
             offloads_operations: plan.offload_operations,
@@ -102,7 +104,10 @@ impl Session {
         let cells = self.cells(facts.slides(layer));
         let keys = [facts.keys(layer), cells, self.streams, 1];
         let wide = if self.transposed { facts.widest_values() } else { facts.values(layer) };
-        Cache { keys, values: (!facts.compressed()).then_some([wide, cells, self.streams, 1]) }
+        Cache {
+            keys,
+            values: (!facts.compressed() || self.build.keeps_values()).then_some([wide, cells, self.streams, 1]),
+        }
     }
 
     pub(super) fn cache_place(&self, layer: usize) -> Place {
@@ -147,6 +152,11 @@ impl Backends for Session {
 
     fn offloads(&self, _device: usize, graph: &Graph, id: Id) -> bool {
         self.offloads_operations && cuda::offloads(graph, id)
+    }
+
+    fn follows_weights(&self, op: Op) -> bool {
+        // Factors of rotary embeddings and attention sinks are too small to decide.
+        op != Op::Rope && (op != Op::FlashAttention || !self.build.frees_sinks())
     }
 
     fn copies(&self) -> usize {

@@ -39,7 +39,7 @@ const ROWS: &[Row] = &[
     Row { name: "glm4moe", types: &["glm4_moe"], renamed: true },
     Row { name: "gpt-oss", types: &["gpt_oss"], renamed: true },
     Row { name: "seed_oss", types: &["seed_oss"], renamed: true },
-    row("deepseek2", &["deepseek_v2", "deepseek_v3", "kimi_k2"]),
+    row("deepseek2", &["deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"]),
     row("command-r", &["cohere"]),
     row("cohere2", &["cohere2"]),
     Row { name: "olmo2", types: &["olmo2", "olmo3"], renamed: true },

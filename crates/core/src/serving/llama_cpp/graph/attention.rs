@@ -19,7 +19,9 @@ impl Builder<'_> {
     pub(super) fn attention_inputs(&mut self) -> [Option<Inputs>; 2] {
         if self.rules.encoder {
             let kind = self.mask_kind();
-            let mask = self.graph.input(kind, [self.tokens, self.tokens, 1, 1]);
+            let rows = self.session.build.mask_rows(self.tokens);
+            let mask = self.graph.input(kind, [self.tokens, rows, 1, 1]);
+            let mask = self.half(mask);
             let none = Inputs { mask, keys_at: None, values_at: None, turn_keys: None, turn_values: None };
             return [Some(none), None];
         }
@@ -32,6 +34,12 @@ impl Builder<'_> {
         if self.session.flash && self.session.build.half_masks() { Kind::F16 } else { Kind::F32 }
     }
 
+    /// Flash attention reads masks in fp16, which earlier builds make of fp32 once for all layers (`self_kq_mask_cnv`).
+    fn half(&mut self, mask: Id) -> Id {
+        let wide = self.graph[mask].kind == Kind::F32;
+        if self.session.flash && wide { self.graph.cast(mask, Kind::F16) } else { mask }
+    }
+
     fn inputs(&mut self, sliding: bool) -> Inputs {
         let session = self.session;
         let tokens = self.tokens;
@@ -42,7 +50,9 @@ impl Builder<'_> {
         let values_at = self.graph.input(Kind::I64, [rows, 1, 1, 1]);
         let streams = if session.unified { 1 } else { self.sequences };
         let kind = self.mask_kind();
-        let mask = self.graph.input(kind, [session.cells(sliding), tokens / streams.max(1), 1, streams]);
+        let rows = session.build.mask_rows(tokens / streams.max(1));
+        let mask = self.graph.input(kind, [session.cells(sliding), rows, 1, streams]);
+        let mask = self.half(mask);
         let (keys, values) = session.turned(self.facts, sliding);
         let turn_keys = keys.map(|size| self.graph.input(Kind::F32, [size, size, 1, 1]));
         let turn_values = values.map(|size| self.graph.input(Kind::F32, [size, size, 1, 1]));
@@ -207,7 +217,8 @@ impl Builder<'_> {
         }
         // Later layers may read what earlier ones have stored.
         let stores = layer < self.facts.caching;
-        let order = if self.facts.any_slides() && !single { [q, k, v] } else { [q, v, k] };
+        let early = self.facts.any_slides() || !self.session.build.values_first();
+        let order = if early && !single { [q, k, v] } else { [q, v, k] };
         for id in order.into_iter().filter(|id| stores || *id == q) {
             self.graph.expand(id);
         }

@@ -42,23 +42,24 @@ impl Builder<'_> {
             let normed = self.last_norm(rows);
             return self.logits(normed);
         }
+        let late = self.rules.late(self.session.build.number());
         for layer in 0..self.facts.layers {
             let kind = usize::from(self.facts.slides(layer));
             let Some(own) = inputs[kind] else { continue };
-            let last = layer + 1 == self.facts.layers && !self.rules.late_outputs;
+            let last = layer + 1 == self.facts.layers && !late;
             current = self.layer(current, layer, positions, own, last.then_some(wanted), temperature);
-            current = self.own_input(current, layer, own_inputs);
+            current = self.own_input(current, layer, own_inputs, last.then_some(wanted));
             if let Some(scale) = self.layer_weight(layer, "layer_output_scale.weight") {
                 current = self.graph.same(Op::Mul, &[current, scale]);
             }
         }
-        if self.rules.normed_outputs {
+        if self.rules.normed_outputs && late {
             let normed = self.last_norm(current);
             self.graph[normed].output = true;
             let rows = self.graph.get_rows(normed, wanted);
             return self.logits(rows);
         }
-        if self.rules.late_outputs {
+        if late {
             // What layers that guess ahead would read.
             self.graph[current].output = true;
             current = self.graph.get_rows(current, wanted);
@@ -91,12 +92,15 @@ impl Builder<'_> {
     }
 
     /// A layer's own input, gated by the stream and added to it.
-    fn own_input(&mut self, stream: Id, layer: usize, all: Option<Id>) -> Id {
+    fn own_input(&mut self, stream: Id, layer: usize, all: Option<Id>, wanted: Option<Id>) -> Id {
         let Some((all, gate)) = all.zip(self.linear(stream, layer, "inp_gate")) else { return stream };
         let gate = self.graph.same(Op::Unary, &[gate]);
         let [width, tokens, ..] = self.graph[all].ne;
         let (row, slice) = (4 * width, 4 * width * tokens);
-        let own = self.graph.view(all, [width, tokens, 1, 1], [row, slice, slice], slice * layer as u64);
+        let mut own = self.graph.view(all, [width, tokens, 1, 1], [row, slice, slice], slice * layer as u64);
+        if let Some(wanted) = wanted {
+            own = self.graph.get_rows(own, wanted);
+        }
         let gated = self.graph.same(Op::Mul, &[gate, own]);
         let Some(made) = self.linear(gated, layer, "proj") else { return stream };
         let made = self.layer_norm(made, layer, "post_norm");
