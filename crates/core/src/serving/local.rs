@@ -99,7 +99,8 @@ fn alone(model: &Model, plan: &ServePlan) -> Result<(LlamaCppEstimate, u64), Fau
     let file = file(model, plan, &served, &own)?;
     let mut notes = Vec::new();
     let asked = plan.quantization.as_deref().filter(|_| model.files().is_empty());
-    if let Some(name) = asked.filter(|name| Mixture::find(name).is_some_and(Mixture::is_guessed)) {
+    let architecture = file.as_ref().map_or("", |file| &file.architecture);
+    if let Some(name) = asked.filter(|name| Mixture::find(name).is_some_and(|found| found.is_guessed(architecture))) {
         notes.push(format!(
             "which types {name} gives is not published: they are taken as sizes of Unsloth's uploads tell, within a few percent; name the file for its own"
         ));

@@ -103,15 +103,12 @@ impl Allocator {
 
     /// Settles pools that stand as they did when the range before had come as far.
     pub(super) fn compare(&mut self, known: Option<&Known>, same: &[bool], number: usize) {
-        for pool in 0..self.pools.len() {
-            let standing = &mut self.standing[pool];
+        for (pool, standing) in self.standing.iter_mut().enumerate() {
             let stands = |known: &Known| standing.astray == 0 && standing.changed <= known.start + number * EVERY;
             standing.settled |= known.is_some_and(|known| same[pool] && stands(known));
             standing.lost = if standing.astray > 0 { standing.lost + 1 } else { 0 };
-            if !standing.settled && standing.afloat > 0 {
-                self.land(pool);
-            }
         }
+        self.land_all(|standing| !standing.settled);
     }
 
     pub(super) fn all_settled(&self) -> bool {
@@ -181,10 +178,10 @@ impl Allocator {
         self.standing[pool].afloat = 0;
     }
 
-    /// No pool has storages that are only counted.
-    pub(super) fn land_all(&mut self) {
+    /// Of some pools none has storages that are only counted.
+    pub(super) fn land_all(&mut self, those: impl Fn(&Standing) -> bool) {
         for pool in 0..self.pools.len() {
-            if self.standing[pool].afloat > 0 {
+            if self.standing[pool].afloat > 0 && those(&self.standing[pool]) {
                 self.land(pool);
             }
         }

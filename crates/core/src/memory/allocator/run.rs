@@ -89,6 +89,7 @@ impl Run {
         }
         allocator.leave_ranges(range.start);
         for (index, event) in range.clone().zip(&log.events[range]) {
+            look_now_and_then(index);
             match *event {
                 Event::Allocate(id) => {
                     let fits = allocator.allocate(id, index);
@@ -102,8 +103,9 @@ impl Run {
 
     /// Plays a range that frees all that it makes and notes it: nothing was like it before.
     fn play_first(&mut self, allocator: &mut Allocator, log: &Log, range: Range<usize>, noted: &mut Known) {
-        allocator.land_all();
+        allocator.land_all(|_| true);
         for (index, event) in range.clone().zip(&log.events[range]) {
+            look_now_and_then(index);
             match *event {
                 Event::Allocate(id) => {
                     let fits = allocator.allocate(id, index);
@@ -132,6 +134,7 @@ impl Run {
         for (number, events) in log.events[range.clone()].chunks(EVERY).enumerate() {
             allocator.compare(known, &same, number);
             let from = range.start + number * EVERY;
+            look_now_and_then(number);
             if number == 0
                 && let Some((like, known)) = before
                 && let Some(phases) = known.phases.clone().filter(|_| like.others.is_empty() && self.phase.is_none())
@@ -204,5 +207,13 @@ impl Run {
             peak_reserved,
             ..phase
         }));
+    }
+}
+
+/// A long run is gone through for as long as somebody waits for it.
+#[inline]
+fn look_now_and_then(at: usize) {
+    if at.is_multiple_of(4096) {
+        crate::work::look();
     }
 }

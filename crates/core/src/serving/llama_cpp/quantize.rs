@@ -103,9 +103,10 @@ impl Mixture {
         MIXTURES.iter().rev().filter(move |mixture| !mixture.is(&rare))
     }
 
-    /// Whether its types are a guess.
-    pub fn is_guessed(&self) -> bool {
-        self.own == Own::Dynamic
+    /// Whether the types that it gives an architecture are a guess.
+    pub fn is_guessed(&self, architecture: &str) -> bool {
+        let delta = || Library::of(architecture) == Some(Library::Delta);
+        self.own == Own::Dynamic || (self.own == Own::Named && delta())
     }
 
     /// The type it is mostly made of.
