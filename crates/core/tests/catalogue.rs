@@ -66,3 +66,15 @@ fn defaults_run_on_every_model() {
     });
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+/// What is of another's shape (`data/derived.toml`) is a model that some family reads.
+#[test]
+fn derived_models_are_read() {
+    let table: toml::Table = toml::from_str(include_str!("../data/derived.toml")).unwrap();
+    let rows = table["model"].as_array().unwrap();
+    let names = rows.iter().flat_map(|row| row["names"].as_array().unwrap());
+    for id in names.map(|id| id.as_str().unwrap()) {
+        let entry = catalogue::find(id).unwrap_or_else(|| panic!("{id} is not found"));
+        Model::new(entry.config, None).unwrap_or_else(|error| panic!("{id}: {error}"));
+    }
+}

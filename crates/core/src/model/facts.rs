@@ -64,6 +64,8 @@ pub struct Facts {
     pub served: bool,
     /// What vLLM's code of it does otherwise.
     pub vllm: VllmFacts,
+    /// Whether Ollama's library has its latent attention as whole heads: those files were made before llama.cpp kept latents (12801).
+    pub whole_heads: bool,
     /// What checkpoints call otherwise (transformers, conversion_mapping.py): a beginning of its names, and theirs.
     pub stored_names: &'static [(&'static str, &'static str)],
     /// Children of its modules in the order of registration, where they differ from `data/registration.txt`.
@@ -97,6 +99,7 @@ impl Facts {
         scaled_embedding: false,
         served: true,
         vllm: VllmFacts::DEFAULT,
+        whole_heads: false,
         stored_names: &[],
         registration: &[],
         text: None,

@@ -6,7 +6,7 @@ use super::llama_cpp::{
 };
 use super::{ServedModel, WeightFormat};
 use crate::dtype::{DType, builtin_formats, find_format};
-use crate::model::Model;
+use crate::model::{Model, families};
 use crate::plan::{Fault, ServePlan, ServingEngine};
 use crate::source::quantization::Quantization;
 
@@ -160,10 +160,9 @@ fn file(
 /// How the file of a model was made.
 fn style(model: &Model, plan: &ServePlan) -> Style {
     let library = plan.engine == ServingEngine::Ollama;
-    // Those of Ollama's library were made before latents were kept (12801), and builds before that cannot.
     let kind = model.config()["model_type"].as_str().unwrap_or_default();
     let early = build(plan.version.as_deref()).is_ok_and(Build::keeps_whole_heads);
-    let whole_heads = library && matches!(kind, "deepseek_v2" | "deepseek_v3") || early;
+    let whole_heads = library && families::facts(kind).whole_heads || early;
     Style { library, whole_heads }
 }
 

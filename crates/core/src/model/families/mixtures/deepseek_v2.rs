@@ -20,6 +20,7 @@ pub const FAMILY: Family = Family {
         liger: Liger::NotSimulated,
         experts: Some(ExpertNames::USUAL),
         tensor_plan: &[LATENT_ATTENTION, GATED_MLP, EXPERTS, SHARED_EXPERTS],
+        whole_heads: true,
         ..Facts::DEFAULT
     },
     build,

@@ -18,6 +18,7 @@ pub const FAMILY: Family = Family {
         liger: Liger::NotSimulated,
         experts: Some(ExpertNames::USUAL),
         tensor_plan: &[GATED_MLP, EXPERTS, SHARED_EXPERTS],
+        whole_heads: true,
         ..Facts::DEFAULT
     },
     build,
