@@ -205,6 +205,7 @@ fn hybrids_keep_prompts_since_0_28() {
     };
     let off = ["--no-enable-prefix-caching"];
     assert!(tokens("0.29.0", &off) > tokens("0.29.0", &[]));
+    assert_eq!(tokens("0.29.0", &["--enable-prefix-caching=false"]), tokens("0.29.0", &off));
     assert_eq!(tokens("0.29.0", &["--enable-prefix-caching"]), tokens("0.29.0", &[]));
     assert!(tokens("0.27.0", &["--enable-prefix-caching"]) < tokens("0.27.0", &[]));
 }

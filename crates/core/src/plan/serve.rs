@@ -59,10 +59,8 @@ pub struct ServePlan {
     pub no_audio: bool,
     /// Nothing goes through encoders in the profile run (vLLM).
     pub skip_mm_profiling: bool,
-    /// Keep finished prompts in the cache (vLLM).
-    pub enable_prefix_caching: bool,
-    /// Do not keep them where that is the default (vLLM).
-    pub no_prefix_caching: bool,
+    /// Whether finished prompts are kept in the cache; none: as the version does unasked (vLLM).
+    pub enable_prefix_caching: Option<bool>,
     /// Room for adapters (vLLM).
     pub enable_lora: bool,
     /// Adapters at once (vLLM).
@@ -186,8 +184,7 @@ impl Default for ServePlan {
             images_per_prompt: None,
             no_audio: false,
             skip_mm_profiling: false,
-            enable_prefix_caching: false,
-            no_prefix_caching: false,
+            enable_prefix_caching: None,
             enable_lora: false,
             max_loras: None,
             max_lora_rank: None,

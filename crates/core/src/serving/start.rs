@@ -260,7 +260,7 @@ fn vllm(plan: &ServePlan, cache_dtype: DType, model: &ServedModel) -> VllmPlan {
         compiled_before: plan.compile_cache,
         flashinfer: plan.flashinfer_sampler,
         lora: plan.enable_lora.then_some(lora),
-        prefix_caching: (plan.enable_prefix_caching || states_kept) && !plan.no_prefix_caching,
+        prefix_caching: plan.enable_prefix_caching.unwrap_or(states_kept),
         speculative_tokens: plan.num_speculative_tokens.unwrap_or(0).min(1 << 16),
         cache_bytes: plan.kv_cache_memory_bytes,
         offloaded: plan.cpu_offload_gb.map_or(0, |gibibytes| (gibibytes.max(0.0) * f64::from(1u32 << 30)) as u64),
@@ -322,12 +322,8 @@ fn without_effect(plan: &ServePlan, engine: &VllmPlan, model: &ServedModel) -> V
             "enforce_eager: this version does not take CUDA graphs out of the cache's share",
         ),
         (
-            plan.enable_prefix_caching && !(states && rules.states_kept),
+            plan.enable_prefix_caching.is_some() && !(states && rules.states_kept),
             "enable_prefix_caching: kept prompts lie in the same blocks and take no memory of their own",
-        ),
-        (
-            plan.no_prefix_caching && !(states && rules.states_kept),
-            "no_prefix_caching: kept prompts would lie in the same blocks and take no memory of their own",
         ),
     ];
     said.into_iter().filter(|(given, _)| *given).map(|(_, text)| text.to_owned()).collect()

@@ -76,8 +76,7 @@ pub(super) fn plan(row: &Value) -> Result<ServePlan, String> {
         enable_lora: on("enable_lora"),
         max_loras: number("max_loras"),
         max_lora_rank: number("max_lora_rank"),
-        enable_prefix_caching: on("enable_prefix_caching"),
-        no_prefix_caching: args["enable_prefix_caching"] == false,
+        enable_prefix_caching: args["enable_prefix_caching"].as_bool(),
         ..ServePlan::default()
     })
 }

@@ -304,10 +304,6 @@ pub(in crate::ask) fn layer(
                 vllm::limits(value, &mut content);
                 continue;
             }
-            "enable_prefix_caching" if runner == Runner::Vllm && *value == Value::Bool(false) => {
-                content.named.push(("no-enable-prefix-caching".into(), Given::Value(Value::Bool(true))));
-                continue;
-            }
             "compilation_config" | "optimization_level" if runner == Runner::Vllm => {
                 if let Some(said) = vllm::without_graphs(&key, value) {
                     content.named.push(("enforce_eager".into(), Given::Value(Value::Bool(true))));

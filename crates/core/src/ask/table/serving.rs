@@ -119,7 +119,7 @@ pub(super) const ROWS: &[Setting] = &[
         .example("--skip-mm-profiling"),
     setting("enable_prefix_caching", "enable-prefix-caching", Kind::Switch, "Keep finished prompts in the cache; costs a model with states of constant size a second one a sequence")
         .on(S, Scope::VLLM),
-    setting("no_prefix_caching", "no-enable-prefix-caching", Kind::Switch, "Do not keep finished prompts of a model with states, which vLLM 0.28 and later do by default")
+    setting("enable_prefix_caching", "no-enable-prefix-caching", Kind::Off, "Do not keep finished prompts of a model with states, which vLLM 0.28 and later do by default")
         .on(S, Scope::VLLM),
     setting("enable_lora", "enable-lora", Kind::Switch, "Room for adapters").on(S, Scope::VLLM).example("--enable-lora"),
     setting("max_loras", "max-loras", Kind::Whole, "Adapters at once")

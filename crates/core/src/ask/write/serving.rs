@@ -6,7 +6,7 @@ use super::{Draft, Object, at};
 use crate::serving::llama_cpp::Mixture;
 
 /// Flags of vLLM (engine/arg_utils.py) and where a plan has them.
-const VLLM: [(&str, &str); 23] = [
+const VLLM: [(&str, &str); 22] = [
     ("max-model-len", "context"),
     ("gpu-memory-utilization", "gpu_memory_utilization"),
     ("tensor-parallel-size", "tensor_parallel_size"),
@@ -29,7 +29,6 @@ const VLLM: [(&str, &str); 23] = [
     ("language-model-only", "language_model_only"),
     ("skip-mm-profiling", "skip_mm_profiling"),
     ("enable-prefix-caching", "enable_prefix_caching"),
-    ("no-enable-prefix-caching", "no_prefix_caching"),
 ];
 
 /// Flags of llama.cpp (common/arg.cpp).

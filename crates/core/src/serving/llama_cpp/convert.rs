@@ -441,7 +441,7 @@ fn typed(
         tied: !tensors.iter().any(|(name, _)| name == "output.weight"),
         values: ends("attn_v.weight") + ends("attn_qkv.weight") + ends("attn_kv_b.weight"),
         mxfp4: name == "gpt-oss",
-        delta: matches!(name, "qwen35" | "qwen35moe" | "qwen3next"),
+        delta: Library::of(name) == Some(Library::Delta),
         library: if style.library { Library::of(name) } else { None },
     };
     let mut quantizer = Quantizer::new(mixture, made);

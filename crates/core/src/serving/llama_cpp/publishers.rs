@@ -120,7 +120,8 @@ pub(super) fn own(mixture: &Mixture, made: &Made, name: &str, usual: &'static st
 }
 
 /// Unsloth's, as far as sizes of files and logs of them tell: its own lists are not published. Sizes of uploads of Qwen 3, 3.5
-/// and 3.6, DeepSeek-V3 and gpt-oss come out within 2 % (truth/external/found/README.md).
+/// and 3.6, DeepSeek-V3 and gpt-oss come out within 2 % (truth/external/found/README.md),
+/// some of which are remembered and not read, and by which these types were found.
 fn dynamic(mixture: &Mixture, made: &Made, name: &str, usual: &'static str) -> &'static str {
     let everywhere = mixture.own == Own::Dynamic;
     let is = |part: &str| name.contains(part);
