@@ -135,6 +135,27 @@ fn suggestions_hold() {
     }
 }
 
+/// What fits only because cached memory is given back when the card is full is said at every place that offers it.
+#[test]
+fn a_full_card_is_said() {
+    let (document, _) = json("train llama3-8b --gpu rtx4090");
+    let full: Vec<&Value> =
+        document["suggestions"].as_array().unwrap().iter().filter(|one| one["retries"].is_u64()).collect();
+    assert!(!full.is_empty(), "{document}");
+    for one in full {
+        let command = one["command"].as_str().unwrap().strip_prefix("vramcast ").unwrap();
+        let (again, _) = json(&format!("{command} --no-suggestions"));
+        assert_eq!(again["run"]["retries"], one["retries"], "{command}");
+    }
+    let said = |line: &str| String::from_utf8(vramcast(&words(line)).get_output().stdout.clone()).unwrap();
+    assert!(said("train llama3-8b --gpu rtx4090").contains("the card is full"));
+    assert!(said("train llama3-70b --gpu h100 --solve gpus").contains("gives cached memory back"));
+    // There are others here, so none that is full is among the answers.
+    let (plans, _) = json("plan llama3-8b --gpu rtx4090");
+    let plans = plans["plans"].as_array().unwrap();
+    assert!(plans.len() > 1 && plans.iter().all(|plan| plan.get("retries").is_none()), "{plans:?}");
+}
+
 /// What lies beneath adapters is quantised by the flag that people know, and is not called a change of what is trained.
 #[test]
 fn a_base_is_quantised_by_name() {
@@ -219,8 +240,10 @@ fn questions_on_one_card() {
         32,
         &["--gradient-accumulation"],
     )]);
+    // What cannot run as asked may run with a change that costs nothing: PEFT finds no targets by itself there.
+    hold("plan qwen3-30b-a3b --qlora --gpu rtx4090", 1);
     // A question that cannot run at all says why.
-    vramcast(&words("plan qwen3-30b-a3b --qlora --gpu rtx4090")).code(2);
+    vramcast(&words("plan llama3-8b --lora --lora-target-modules nothing --gpu rtx4090")).code(2);
 }
 
 #[test]

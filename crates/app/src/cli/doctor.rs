@@ -173,7 +173,7 @@ fn beside(
         page.add(Block::Note(format!(
             "it would fit with {} ({}): {} GiB",
             change.change,
-            change.cost.words(),
+            change.words(),
             gib(change.process)
         )));
     }

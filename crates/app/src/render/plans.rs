@@ -44,6 +44,9 @@ fn headed(planned: &Planned) -> String {
     if let Some(slower) = planned.slower.filter(|slower| *slower >= 1.05) {
         line += &format!(" ({slower:.1} x slower)");
     }
+    if planned.retries > 0 {
+        line += &format!(", gives cached memory back {} times to fit", planned.retries);
+    }
     if let Some(price) = planned.price {
         line += &format!(", {price:.2} an hour");
     }

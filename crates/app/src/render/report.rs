@@ -73,12 +73,7 @@ fn whole(report: &Report, suggestions: &[Suggestion]) -> Page {
 pub fn suggested(suggestions: &[Suggestion]) -> Table {
     let mut table = Table::new(&["change", "GiB", "saves", "at what cost"]);
     for suggestion in suggestions {
-        table.row(vec![
-            suggestion.change.clone(),
-            gib(suggestion.process),
-            gib(suggestion.saved),
-            suggestion.cost.words().into(),
-        ]);
+        table.row(vec![suggestion.change.clone(), gib(suggestion.process), gib(suggestion.saved), suggestion.words()]);
     }
     table
 }

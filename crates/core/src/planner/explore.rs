@@ -63,11 +63,15 @@ pub(super) struct Run<'a> {
     pub(super) nearest: Option<Found>,
     /// Why the first one that could not run could not.
     pub(super) faults: Option<Vec<Fault>>,
+    /// Whether some fit only because cached memory is given back when the card is full.
+    pub(super) squeezed: bool,
+    /// Whether such are taken: a promise to the last byte is for those who have nothing better.
+    pub(super) squeezes: bool,
 }
 
 impl<'a> Run<'a> {
     pub(super) fn new(search: &'a Search<'a>) -> Self {
-        Self { search, tried: 0, found: Vec::new(), nearest: None, faults: None }
+        Self { search, tried: 0, found: Vec::new(), nearest: None, faults: None, squeezed: false, squeezes: false }
     }
 
     pub(super) fn attempt(&mut self, all: &[Made]) -> Vec<Option<Tried>> {
@@ -83,6 +87,7 @@ impl<'a> Run<'a> {
                 }
             }
         }
+        self.squeezed |= tried.iter().flatten().any(|tried| tried.fits && tried.retries > 0);
         for (made, tried) in all.iter().zip(&tried) {
             let Some(tried) = tried.as_ref().filter(|tried| !tried.fits) else { continue };
             let nearer = |known: &Found| tried.headroom() > known.tried.headroom();
@@ -91,6 +96,11 @@ impl<'a> Run<'a> {
             }
         }
         tried
+    }
+
+    /// Whether a plan may be among the answers.
+    fn suits(&self, tried: &Tried) -> bool {
+        tried.fits && (self.squeezes || tried.retries == 0)
     }
 
     fn keep(&mut self, made: &Made, tried: &Tried) {
@@ -207,7 +217,7 @@ impl<'a> Run<'a> {
         let tried = self.attempt(&leanest);
         let mut open = Vec::new();
         for (((regime, base), leanest), tried) in bases.iter().zip(&leanest).zip(tried) {
-            if let Some(tried) = tried.filter(|tried| tried.fits)
+            if let Some(tried) = tried.filter(|tried| self.suits(tried))
                 && !self.is_settled(regime)
             {
                 self.keep(leanest, &tried);
@@ -242,7 +252,7 @@ impl<'a> Run<'a> {
         let mut cuts = Vec::new();
         for (made, tried) in sets.into_iter().zip(whole) {
             match tried {
-                Some(tried) if tried.fits => self.keep(&made, &tried),
+                Some(tried) if self.suits(&tried) => self.keep(&made, &tried),
                 Some(_) => cuts.extend(cut.iter().map(|at| Cuts::of(self.grown(&made, *at)))),
                 None => {}
             }
@@ -251,7 +261,7 @@ impl<'a> Run<'a> {
             let asked: Vec<&mut Cuts> = cuts.iter_mut().filter(|cuts| !cuts.is_over()).collect();
             let tries: Vec<Made> = asked.iter().map(|cuts| cuts.values[cuts.middle()].clone()).collect();
             for (cuts, tried) in asked.into_iter().zip(self.attempt(&tries)) {
-                cuts.halve(tried.filter(|tried| tried.fits));
+                cuts.halve(tried.filter(|tried| self.suits(tried)));
             }
         }
         for Cuts { values, best, .. } in cuts {
@@ -285,7 +295,8 @@ impl<'a> Run<'a> {
             let tries: Vec<Made> = fewer.iter().map(|(_, made)| made.clone()).collect();
             for ((place, made), tried) in fewer.into_iter().zip(self.attempt(&tries)) {
                 let process = all[place].tried.totals.process;
-                let enough = |tried: &Tried| tried.fits && tried.totals.process <= process.saturating_add(process / 50);
+                let enough =
+                    |tried: &Tried| self.suits(tried) && tried.totals.process <= process.saturating_add(process / 50);
                 if let Some(tried) = tried.filter(enough) {
                     all[place] = Found { made, tried };
                 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::explore::{Found, Made, Run};
 use super::moves::{Cost, MOVES, tree_of};
-use super::trial::Tried;
+use super::trial::{Tried, is_none};
 use crate::ask::{Request, Surroundings, resolve, spell, tree};
 use crate::model::Model;
 use crate::plan::{Fault, RunPlan};
@@ -52,6 +52,9 @@ pub struct Planned {
     pub headroom: i64,
     /// Whether it fits.
     pub fits: bool,
+    /// How often the allocator has to give cached memory back for that, each of which costs time.
+    #[serde(skip_serializing_if = "is_none")]
+    pub retries: u32,
     /// What a step costs on each card.
     pub cost: Option<StepCost>,
     /// How much longer a step of as many samples takes than by the fastest of the plans, as an estimate.
@@ -115,6 +118,10 @@ pub fn plans(search: &Search<'_>) -> Result<Plans, Vec<Fault>> {
     let mut run = Run::new(search);
     let as_asked = run.attempt(std::slice::from_ref(&asked)).pop().flatten();
     run.regimes(&asked);
+    if run.found.is_empty() && run.squeezed {
+        run.squeezes = true;
+        run.regimes(&asked);
+    }
     let mut chosen = choose(std::mem::take(&mut run.found));
     run.without_idle(&mut chosen);
     let fastest = chosen.iter().filter_map(Found::seconds).fold(f64::INFINITY, f64::min);
@@ -212,6 +219,7 @@ fn planned(search: &Search<'_>, found: &Found, asked: &Value) -> Planned {
         totals: found.tried.totals,
         headroom: found.tried.headroom(),
         fits: found.tried.fits,
+        retries: found.tried.retries,
         cost: found.tried.cost,
         slower: None,
         price: None,

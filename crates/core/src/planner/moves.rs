@@ -182,6 +182,17 @@ pub const MOVES: &[Move] = &[
         },
     },
     Move {
+        settings: &["adapter.targets"],
+        fixed: &["adapter.targets"],
+        cost: Cost::Nothing,
+        why: "PEFT finds none by itself where experts are one tensor",
+        values: |now| {
+            let experts = ModelSizes::of(now.model.config(), 1).experts.is_some();
+            let open = !now.absent("adapter") && now.absent("adapter.targets");
+            when(now.by_torch() && experts && open, [json!({"adapter": {"targets": linears(now.model)}})])
+        },
+    },
+    Move {
         settings: &["allocator.expandable_segments"],
         fixed: &["allocator.expandable_segments"],
         cost: Cost::Nothing,

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::moves::{Cost, MOVES, Move};
-use super::trial::{self, Tried, attempt_changed, edited};
+use super::trial::{self, Tried, attempt_changed, edited, is_none};
 use crate::ask::{Kept, Request, Surroundings, resolve, spell, tree};
 use crate::model::Model;
 use crate::plan::{Gpu, RunPlan};
@@ -35,10 +35,22 @@ pub struct Suggestion {
     pub saved: u64,
     /// Whether it then fits.
     pub fits: bool,
+    /// How often cached memory has to be given back for that.
+    #[serde(skip_serializing_if = "is_none")]
+    pub retries: u32,
     /// The peaks it then has.
     pub totals: Totals,
     /// What it changes in the plan: settings by their places, laid over what was asked.
     pub changes: Value,
+}
+
+impl Suggestion {
+    /// What it costs, in words.
+    pub fn words(&self) -> String {
+        // Cached memory is given back again and again there, and the next byte would be too much.
+        let full = if self.retries > 0 { ", the card is full" } else { "" };
+        format!("{}{full}", self.cost.words())
+    }
 }
 
 /// A move at one of its values, and what it came to by itself.
@@ -72,7 +84,8 @@ pub fn changes(
     }
     let search = Search { model, request, around, kept, now, known: RefCell::default() };
     let cards: Vec<Gpu> = (around.cards)().all().collect();
-    let asked = Tried { request: request.clone(), plan: plan.clone(), totals: now, fits: false, cost: None };
+    let (request_now, plan) = (request.clone(), plan.clone());
+    let asked = Tried { request: request_now, plan, totals: now, fits: false, retries: 0, cost: None };
     let (mut found, mut steps) = (Vec::new(), Vec::new());
     for one in MOVES.iter().filter(|one| one.cost != Cost::Mesh) {
         let values = trial::values(one, &asked, model, &cards);
@@ -153,6 +166,7 @@ impl Search<'_> {
             process,
             saved: self.now.process.saturating_sub(process),
             fits: tried.fits,
+            retries: tried.retries,
             totals: tried.totals,
             changes,
         })

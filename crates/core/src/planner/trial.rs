@@ -22,8 +22,16 @@ pub struct Tried {
     pub totals: Totals,
     /// Whether it runs on its card, with what must stay free.
     pub fits: bool,
+    /// How often cached memory had to be given back for that.
+    pub retries: u32,
     /// What a step of training costs.
     pub cost: Option<StepCost>,
+}
+
+/// Documents do not speak of retries that there are not.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+pub(super) fn is_none(retries: &u32) -> bool {
+    *retries == 0
 }
 
 impl Tried {
@@ -54,7 +62,7 @@ pub fn attempt(model: &Model, request: &Request, around: &Surroundings<'_>, kept
         RunPlan::Train(plan) if plan.job.is_one_step() => Some(of_simulation(model, plan, &run)),
         _ => None,
     };
-    Ok(Tried { request: request.clone(), totals, fits, cost, plan })
+    Ok(Tried { request: request.clone(), totals, fits, retries: run.replay.retries, cost, plan })
 }
 
 /// Whether a plan cannot fit whatever its steps take: the weights of a model that is whole on one card are there all the time.

@@ -39,6 +39,9 @@ pub(crate) fn solve(prepared: &Prepared, unknown: Unknown, kept: Kept) -> Result
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
         let gpu = found.tried.plan.gpu();
         text += &format!("process {:.2} of {:.2} GiB", gib(found.tried.totals.process), gib(gpu.memory));
+        if found.tried.retries > 0 {
+            text += &format!(", gives cached memory back {} times to fit", found.tried.retries);
+        }
         text += &next.map_or_else(|| "\n".into(), |(value, why)| format!("; {}: {why}\n", plain(&value)));
     }
     Ok(Solved { answer, document, text })

@@ -147,7 +147,7 @@ struct Change {
     /// The flags that make it.
     text: String,
     /// What it costs, in words.
-    cost: &'static str,
+    cost: String,
     /// Bytes of the process that it saves.
     saves: u64,
     /// The peaks it then has.
@@ -186,8 +186,8 @@ pub(crate) async fn suggest(State(service): Shared, Json(request): Json<PlanRequ
             let wanted = Wanted { suggestions: true, ..Wanted::default() };
             let answer = service.prepare(request)?.answer(wanted)?;
             let change = |suggestion: vramcast_core::planner::smallest::Suggestion| Change {
+                cost: suggestion.words(),
                 text: suggestion.change,
-                cost: suggestion.cost.words(),
                 saves: suggestion.saved,
                 totals: suggestion.totals,
                 fits: suggestion.fits,
