@@ -134,15 +134,15 @@ fn flags_of_llama_cpp_go_by_their_letters() {
 fn the_most_bits_that_fit_are_found() {
     let found = |rest: &[&str]| stdout(&[&["infer", "llama3-8b", "--solve", "quantization"], rest].concat());
     let large = found(&["--engine", "llama.cpp", "-c", "8192", "--gpu", "h100"]);
-    assert!(large.ends_with(": BF16\n"), "{large}");
+    assert!(large.contains(": BF16\n"), "{large}");
     let small = found(&["--engine", "llama.cpp", "-c", "8192", "--gpu", "rtx3060"]);
-    assert!(small.ends_with(": Q8_0\n"), "{small}");
+    assert!(small.contains(": Q8_0\n"), "{small}");
     // What was found fits, and one with more bits does not.
     let own = ["infer", "llama3-8b", "--engine", "llama.cpp", "-c", "8192", "--gpu", "rtx3060", "--quantization"];
     vramcast(&[&own[..], &["Q8_0"]].concat()).success();
     vramcast(&[&own[..], &["BF16"]].concat()).code(1);
     let served = found(&["--engine", "vllm", "--max-model-len", "8192", "--gpu", "l4"]);
-    assert!(served.replace('\n', " ").ends_with(": the model's own type, not quantised "), "{served}");
+    assert!(served.replace('\n', " ").contains(": the model's own type, not quantised "), "{served}");
     let known = vramcast(&["infer", "gpt-oss-20b", "--engine", "vllm", "--gpu", "h100", "--solve", "quantization"]);
     let text = String::from_utf8(known.code(2).get_output().stderr.clone()).unwrap();
     assert!(text.contains("quantised already"), "{text}");

@@ -54,6 +54,30 @@ fn the_largest_fits_and_the_next_does_not() {
     }
 }
 
+/// The same of generation and of engines.
+#[test]
+fn the_most_is_served_and_the_next_is_not() {
+    for (line, unknown, flag) in [
+        ("infer qwen3-14b --engine llama.cpp --gpu rtx3060 -c 8192", "layers", "-ngl"),
+        ("infer qwen3-14b --engine llama.cpp --gpu rtx3060 -c 8192", "quantization", "--quantization"),
+        ("infer llama3-8b --engine vllm --gpu rtx4090 --max-model-len 4096", "share", "--gpu-memory-utilization"),
+        ("infer llama3-8b --engine vllm --max-model-len 4096", "gpu", "--gpu"),
+        ("infer gpt2 --prompt 512 --new-tokens 2 --gpu t4", "batch", "--batch-size"),
+    ] {
+        let (solved, code) = json(&format!("{line} --solve {unknown}"));
+        assert_eq!(code, 0, "{line} --solve {unknown}: {solved}");
+        let value = |place: &str| {
+            let value = solved.pointer(place).unwrap_or_else(|| panic!("{line} --solve {unknown}: {solved}"));
+            format!("'{}'", value.as_str().map_or_else(|| value.to_string(), str::to_owned))
+        };
+        let (fits, code) = json(&format!("{line} {flag} {}", value("/solved/value")));
+        assert_eq!((code, &fits["totals"]), (0, &solved["totals"]), "{line} --solve {unknown}");
+        let (_, code) = json(&format!("{line} {flag} {}", value("/next/value")));
+        assert_eq!(code, 1, "{line} --solve {unknown}: {}", solved["next"]);
+        assert!(solved["next"]["why"].as_str().is_some_and(|why| !why.is_empty()));
+    }
+}
+
 #[test]
 fn cards_are_found() {
     let (solved, _) = json("train gpt2 --batch-size 8 --solve gpu");

@@ -251,6 +251,24 @@ pub fn several(count: u64, word: &str) -> String {
     format!("{count} {word}{}", if count == 1 { "" } else { "s" })
 }
 
+/// How often something is.
+pub fn times(count: u32) -> String {
+    if count == 1 { "once".to_owned() } else { format!("{count} times") }
+}
+
+/// 1234567 as 1,234,567.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 /// A count as people say it: `6.74B`, `355.92M`, `768`.
 pub fn show_count(count: u64) -> String {
     let units = [(10u64.pow(12), "T"), (10u64.pow(9), "B"), (10u64.pow(6), "M"), (1000, "K")];

@@ -215,7 +215,7 @@ fn tabled(prepared: &[&Prepared], context: &Context) -> Result<Answer, Failure> 
         Cell::Sequences(thousandths) => format!("{:.1}", *thousandths as f64 / 1000.0),
     };
     for (number, row) in &tabled.cells {
-        table.row(std::iter::once(render::inspect::grouped(*number)).chain(row.iter().map(cell)).collect());
+        table.row(std::iter::once(vramcast_core::units::grouped(*number)).chain(row.iter().map(cell)).collect());
     }
     let name = prepared.first().map_or("", |one| one.found.name.as_str());
     let title = format!("{name}: {} (!: too much)", tabled.title);

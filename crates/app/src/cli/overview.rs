@@ -12,6 +12,7 @@ use vramcast_core::plan::{
     AdapterPlan, AllocatorOptions, Batch, Checkpointing, Gpu, InferPlan, LoraPlan, PlanError, Quantization,
     QuantizationScheme, Targets, TrainPlan,
 };
+use vramcast_core::units::grouped;
 
 use super::context::Context;
 use super::lens::MethodName;
@@ -22,7 +23,6 @@ use super::{Answer, Failure};
 use crate::ask::found::{Found, Reach, Subject};
 use crate::ask::work;
 use crate::exit::Exit;
-use crate::render::inspect::grouped;
 use crate::render::page::{Block, Page};
 use crate::render::table::Table;
 

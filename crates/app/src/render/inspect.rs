@@ -1,6 +1,6 @@
 //! `inspect` as text.
 
-use vramcast_core::units::show_count;
+use vramcast_core::units::{grouped, show_count};
 
 use super::gib;
 use super::table::Table;
@@ -89,17 +89,4 @@ fn cache(inspection: &Inspection) -> String {
         text += &format!("; {} elements of constant state per sequence", grouped(cache.constant_state_elements));
     }
     text + "\n"
-}
-
-/// 1234567 as 1,234,567.
-pub fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }

@@ -2,6 +2,7 @@
 
 use vramcast_core::planner::frontier::{Planned, Plans};
 use vramcast_core::planner::moves::Cost;
+use vramcast_core::units::times;
 
 use super::{gib, page, width};
 
@@ -45,7 +46,7 @@ fn headed(planned: &Planned) -> String {
         line += &format!(" ({slower:.1} x slower)");
     }
     if planned.retries > 0 {
-        line += &format!(", gives cached memory back {} times to fit", planned.retries);
+        line += &format!(", gives cached memory back {} to fit", times(planned.retries));
     }
     if let Some(price) = planned.price {
         line += &format!(", {price:.2} an hour");

@@ -3,9 +3,9 @@
 use vramcast_core::report::{Buffered, Report};
 use vramcast_core::serving::Budget;
 use vramcast_core::serving::llama_cpp::Buffers;
+use vramcast_core::units::grouped;
 
 use super::gib;
-use super::inspect::grouped;
 use super::table::Table;
 
 /// What the cache holds, or buffers by device.

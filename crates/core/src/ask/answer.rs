@@ -19,7 +19,7 @@ use crate::planner::smallest::{self, Suggestion};
 use crate::report::verdict::judge;
 use crate::report::{self, Cured, Level, Report, RequestFacts, Spread, Totals, Verdict, change};
 use crate::serving;
-use crate::units::Bytes;
+use crate::units::{Bytes, grouped};
 
 /// What is wanted beside the numbers.
 #[derive(Debug, Clone, Copy, Default)]
@@ -225,8 +225,9 @@ fn serve(model: &Model, plan: &ServePlan, around: &Surroundings<'_>, wanted: Wan
         && budget.largest_sequence > most
     {
         report.notes.push(format!(
-            "memory would hold a sequence of {} tokens; the model was made for {most}",
-            budget.largest_sequence
+            "memory would hold a sequence of {} tokens; the model was made for {}",
+            grouped(budget.largest_sequence),
+            grouped(most)
         ));
     }
     let fits = report.verdicts.iter().all(|verdict| {

@@ -6,6 +6,7 @@ use super::coverage::{Coverage, Runs};
 use crate::model::Model;
 use crate::plan::{RunPlan, ServingEngine};
 use crate::source::gguf::{Header, architecture};
+use crate::units::several;
 
 /// How far an answer can be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema)]
@@ -121,13 +122,16 @@ pub(super) fn of(model: &Model, plan: &RunPlan) -> Confidence {
             let what = if pool { "of the cache's pool" } else { "of what is on the card beside weights" };
             let name = plan.engine.name();
             format!(
-                "measured, {runs} runs of this family by {name}; 19 in 20 like it within {} % {what}",
+                "measured, {} of this family by {name}; 19 in 20 like it within {} % {what}",
+                several(runs.into(), "run"),
                 band.allocated
             )
         }
         _ => format!(
-            "measured, {runs} runs of this family; 19 in 20 like it within {} % allocated, {} % reserved",
-            band.allocated, band.reserved
+            "measured, {} of this family; 19 in 20 like it within {} % allocated, {} % reserved",
+            several(runs.into(), "run"),
+            band.allocated,
+            band.reserved
         ),
     };
     Confidence { level: Level::Measured, runs, missing, band: Some(band), words }

@@ -2,7 +2,7 @@
 
 use crate::memory::simulation;
 use crate::model::Model;
-use crate::plan::{Gpu, Gpus, InferPlan, PlanError};
+use crate::plan::{InferPlan, PlanError};
 
 /// Whether a number holds, and what is left of what it takes from, where that is known.
 #[derive(Debug, Clone, Copy)]
@@ -87,18 +87,6 @@ pub fn largest_prompt(model: &Model, plan: &InferPlan, most: u64) -> Result<Opti
     };
     fits(model, &with(1))?;
     Ok(largest(1, most.min(1 << 22), |prompt| room(model, &with(prompt)).unwrap_or(false.into())))
-}
-
-/// The smallest of some cards that a plan fits on.
-pub fn smallest_card(model: &Model, plan: &InferPlan, cards: &Gpus) -> Result<Option<Gpu>, PlanError> {
-    let mut all: Vec<Gpu> = cards.all().collect();
-    crate::order::sort_by(&mut all, |a, b| (a.memory, &a.name).cmp(&(b.memory, &b.name)));
-    for gpu in all {
-        if fits(model, &InferPlan { gpu: gpu.clone(), ..plan.clone() })? {
-            return Ok(Some(gpu));
-        }
-    }
-    Ok(None)
 }
 
 /// The fewest cards, doubling from one, for which an engine's budget fits.

@@ -5,13 +5,13 @@ pub(crate) mod train;
 
 use serde_json::{Value, json};
 use vramcast_core::ask::{Request, Runner, Wanted as Show, longest_sequence, positions, target_positions, tree};
-use vramcast_core::plan::{Gpu, ModelSizes};
+use vramcast_core::plan::{Gpu, InferPlan, ModelSizes};
 use vramcast_core::serving::llama_cpp::Mixture;
 use vramcast_core::serving::solve;
 use vramcast_core::units::{Bytes, several};
 
 use super::question::Prepared;
-use crate::failure::Failure;
+use crate::failure::{Door, Failure};
 
 /// What is looked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,6 +110,19 @@ struct Found {
     words: String,
     /// A setting that changes with it.
     beside: Option<(&'static str, Value)>,
+    /// The next value, which is none.
+    next: Option<Box<Found>>,
+}
+
+impl Found {
+    fn new(path: &'static str, value: Value, words: String) -> Self {
+        Self { path, value, words, beside: None, next: None }
+    }
+
+    /// With the next one.
+    fn before(self, next: Option<Self>) -> Self {
+        Self { next: next.map(Box::new), ..self }
+    }
 }
 
 /// Looks for the answer, and answers with the report of what was found.
@@ -137,8 +150,40 @@ pub(crate) fn solve(prepared: &Prepared, need: Need) -> Result<Solved, Failure> 
         }
         solved
     }));
-    let text = format!("{question}: {}\n", answer.as_deref().unwrap_or("nothing fits"));
+    let next = found.as_ref().and_then(|found| beyond(prepared, need, found.next.as_deref()?));
+    document["next"] = json!(next.as_ref().map(|(value, why)| json!({"value": value, "fits": false, "why": why})));
+    let mut text = format!("{question}: {}\n", answer.as_deref().unwrap_or("nothing fits"));
+    let [process, memory] = ["/totals/process", "/verdicts/0/memory"].map(|place| document.pointer(place)?.as_u64());
+    if let (Some(_), Some(process), Some(memory)) = (&found, process, memory) {
+        let [process, memory] = [process, memory].map(|bytes| Bytes(bytes).gib());
+        let next = next.map(|(value, why)| format!("; {}: {why}", plain(&value)));
+        text += &format!("process {process:.2} of {memory:.2} GiB{}\n", next.unwrap_or_default());
+    }
     Ok(Solved { answer, document, text })
+}
+
+/// The value behind the answer, and why it is none.
+fn beyond(prepared: &Prepared, need: Need, next: &Found) -> Option<(Value, String)> {
+    let request = with(prepared, next);
+    let why = match prepared.answer_to(&request, Show::default()) {
+        Err(failure) => failure.message(Door::Http),
+        Ok(_) if fits(prepared, need, &request) => return None,
+        Ok(answer) => match (&answer.report.verdicts[..], answer.report.budgets.first()) {
+            ([verdict, ..], _) if verdict.headroom < 0 => {
+                format!("{:.2} GiB are missing", Bytes(verdict.headroom.unsigned_abs()).gib())
+            }
+            (_, Some(budget)) => {
+                format!("{:.2} sequences of full length at once", budget.concurrency_thousandths as f64 / 1000.0)
+            }
+            _ => return None,
+        },
+    };
+    let value = if next.value.is_number() || next.value.is_string() { next.value.clone() } else { json!(next.words) };
+    Some((value, why))
+}
+
+fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 fn with(prepared: &Prepared, found: &Found) -> Request {
@@ -171,13 +216,15 @@ fn quantised(prepared: &Prepared, need: Need) -> Result<Option<Found>, Failure> 
         return Err(Failure::bad_input(format!("--solve quantization: {} is quantised already", prepared.found.name))
             .hint("name the model it was made of"));
     }
-    let found = formats(prepared.request.runner).into_iter().map(|(words, value)| Found {
-        path: "quantization",
-        value,
-        words,
-        beside: None,
-    });
-    Ok(found.into_iter().find(|found| fits(prepared, need, &with(prepared, found))))
+    let mut more = None;
+    for (words, value) in formats(prepared.request.runner) {
+        let found = Found::new("quantization", value, words);
+        if fits(prepared, need, &with(prepared, &found)) {
+            return Ok(Some(found.before(more)));
+        }
+        more = Some(found);
+    }
+    Ok(None)
 }
 
 /// Whether a request fits, as often as is needed.
@@ -192,10 +239,12 @@ fn fits(prepared: &Prepared, need: Need, request: &Request) -> bool {
 fn generate(prepared: &Prepared, wanted: Wanted) -> Result<Option<Found>, Failure> {
     let model = prepared.model()?;
     let (plan, _) = prepared.generation(false)?;
-    let number = |path, count: u64, words: String| Found { path, value: json!(count), words, beside: None };
+    let number = |path, count: u64, words: String| Found::new(path, json!(count), words);
     Ok(match wanted {
-        Wanted::Batch => solve::largest_batch(model, &plan)?
-            .map(|n| number("batch.batch_size", n, format!("{} at once", several(n, "prompt")))),
+        Wanted::Batch => {
+            let at_once = |n| number("batch.batch_size", n, format!("{} at once", several(n, "prompt")));
+            solve::largest_batch(model, &plan)?.map(|n| at_once(n).before(Some(at_once(n + 1))))
+        }
         Wanted::Context if super::work::most_tokens(model, &prepared.request).is_some() => {
             return Err(Failure::bad_input("--solve context: this model computes token by token, any number of them")
                 .hint("use --prompt N, or --solve batch"));
@@ -207,14 +256,20 @@ fn generate(prepared: &Prepared, wanted: Wanted) -> Result<Option<Found>, Failur
             let made_for = longest_sequence(model).or_else(|| positions(model));
             let most = made_for.map_or(u64::MAX, |most| most.saturating_sub(written).max(1));
             let words = |n| format!("a prompt of {n} tokens{}", if n == most { ", all it was made for" } else { "" });
-            solve::largest_prompt(model, &plan, most)?.map(|n| number("batch.seq_len", n, words(n)))
+            let prompt = |n| number("batch.seq_len", n, words(n));
+            solve::largest_prompt(model, &plan, most)?.map(|n| prompt(n).before((n < most).then(|| prompt(n + 1))))
         }
-        Wanted::Gpu => solve::smallest_card(model, &plan, prepared.cards())?.map(|gpu| Found {
-            path: "gpu",
-            words: shown(&gpu),
-            value: json!(gpu.name),
-            beside: None,
-        }),
+        Wanted::Gpu => {
+            let mut smaller = None;
+            for gpu in by_memory(prepared) {
+                let card = Found::new("gpu", json!(gpu.name), shown(&gpu));
+                if solve::fits(model, &InferPlan { gpu, ..plan.clone() })? {
+                    return Ok(Some(card.before(smaller)));
+                }
+                smaller = Some(card);
+            }
+            None
+        }
         Wanted::Gpus => {
             return Err(Failure::bad_input("--solve gpus: transformers runs on one card here")
                 .hint("use --solve gpu, or an engine that splits a model"));
@@ -248,14 +303,15 @@ fn served(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer) -
                 // llama.cpp's context is shared by its sequences.
                 beside: length
                     .map(|length| ("context", json!(if own { length.saturating_mul(count) } else { length }))),
+                next: None,
             };
-            solve::largest(1, 4096, |count| fits(&with(prepared, &at_once(count)))).map(at_once)
+            solve::largest(1, 4096, |count| fits(&with(prepared, &at_once(count))))
+                .map(|count| at_once(count).before(Some(at_once(count + 1))))
         }
-        Wanted::Batch => first.report.budgets.first().filter(|budget| budget.fits).map(|budget| Found {
-            path: "max_num_seqs",
-            value: json!((budget.concurrency_thousandths / 1000).max(1)),
-            words: format!("{:.2} sequences of full length at once", budget.concurrency_thousandths as f64 / 1000.0),
-            beside: None,
+        Wanted::Batch => first.report.budgets.first().filter(|budget| budget.fits).map(|budget| {
+            let words =
+                format!("{:.2} sequences of full length at once", budget.concurrency_thousandths as f64 / 1000.0);
+            Found::new("max_num_seqs", json!((budget.concurrency_thousandths / 1000).max(1)), words)
         }),
         Wanted::Context => {
             let with_context = |length: u64| fits(&prepared.with("context", json!(length)));
@@ -267,18 +323,22 @@ fn served(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer) -
             let longest = (most > CHUNKED).then(|| solve::largest(CHUNKED + 1, most, with_context)).flatten();
             let longest = longest.or_else(|| solve::largest(1, CHUNKED.min(most), with_context));
             let what = if local { "context" } else { "sequence" };
-            longest.map(|length| Found {
-                path: "context",
-                value: json!(length),
-                words: format!("a {what} of {length} tokens"),
-                beside: None,
-            })
+            let all = |length| if Some(length) == made_for { ", all it was made for" } else { "" };
+            let found = |length: u64| {
+                Found::new("context", json!(length), format!("a {what} of {length} tokens{}", all(length)))
+            };
+            longest.map(|length| found(length).before((length < most).then(|| found(length + 1))))
         }
         Wanted::Gpu => {
-            let mut cards: Vec<Gpu> = prepared.cards().all().collect();
-            vramcast_core::order::sort_by(&mut cards, |a, b| (a.memory, &a.name).cmp(&(b.memory, &b.name)));
-            let card = cards.into_iter().find(|card| fits(&prepared.with("gpu", json!(card.name))));
-            card.map(|gpu| Found { path: "gpu", words: shown(&gpu), value: json!(gpu.name), beside: None })
+            let mut smaller = None;
+            for gpu in by_memory(prepared) {
+                let card = Found::new("gpu", json!(gpu.name), shown(&gpu));
+                if fits(&with(prepared, &card)) {
+                    return Ok(Some(card.before(smaller)));
+                }
+                smaller = Some(card);
+            }
+            None
         }
         Wanted::Gpus => {
             let split = |count: u64| match local {
@@ -290,23 +350,23 @@ fn served(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer) -
                 let (path, value) = split(count);
                 fits(&prepared.with(path, value))
             });
-            count.map(|count| {
+            let cards = |count: u64| {
                 let (path, value) = split(count);
-                Found { path, value, words: format!("{count} x {}", shown(gpu)), beside: None }
-            })
+                Found::new(path, value, format!("{count} x {}", shown(gpu)))
+            };
+            count.map(|count| cards(count).before((count > 1).then(|| cards(count / 2))))
         }
         Wanted::Layers if prepared.request.runner == Runner::LlamaCpp => {
             let layers = ModelSizes::of(prepared.model()?.config(), 0).layers.unwrap_or(0);
-            let on_cards = |count: u64| Found {
-                path: "n_gpu_layers",
-                value: json!(count),
-                words: match layers {
+            let on_cards = |count: u64| {
+                let words = match layers {
                     _ if count > layers => format!("all {layers} layers and the output (-ngl {count})"),
                     _ => format!("-ngl {count} of {} (layers and the output)", layers + 1),
-                },
-                beside: None,
+                };
+                Found::new("n_gpu_layers", json!(count), words)
             };
-            solve::largest(0, layers + 1, |count| fits(&with(prepared, &on_cards(count)))).map(on_cards)
+            solve::largest(0, layers + 1, |count| fits(&with(prepared, &on_cards(count))))
+                .map(|count| on_cards(count).before((count <= layers).then(|| on_cards(count + 1))))
         }
         Wanted::Layers => {
             return Err(Failure::bad_input("--solve layers: layers stay on the host in llama.cpp only")
@@ -317,15 +377,14 @@ fn served(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer) -
                 .hint("use --solve context, layers or quantization"));
         }
         Wanted::Share => {
-            let hundredths = |count: u64| Found {
-                path: "gpu_memory_utilization",
-                value: json!(count as f64 / 100.0),
-                words: format!("{:.2} of the card", count as f64 / 100.0),
-                beside: None,
+            let hundredths = |count: u64| {
+                let share = count as f64 / 100.0;
+                Found::new("gpu_memory_utilization", json!(share), format!("{share:.2} of the card"))
             };
             // The more is granted, the more fits.
             let fit = |missing: u64| fits(&with(prepared, &hundredths(100 - missing)));
-            solve::largest(0, 99, fit).map(|missing| hundredths(100 - missing))
+            solve::largest(0, 99, fit)
+                .map(|missing| hundredths(100 - missing).before((missing < 99).then(|| hundredths(99 - missing))))
         }
         Wanted::Quantization => None,
     })
@@ -354,6 +413,13 @@ fn question(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer)
         question += &format!(", {count} at once");
     }
     question
+}
+
+/// The cards that are known, the smallest first.
+fn by_memory(prepared: &Prepared) -> Vec<Gpu> {
+    let mut cards: Vec<Gpu> = prepared.cards().all().collect();
+    vramcast_core::order::sort_by(&mut cards, |a, b| (a.memory, &a.name).cmp(&(b.memory, &b.name)));
+    cards
 }
 
 fn shown(gpu: &Gpu) -> String {

@@ -5,8 +5,9 @@ use vramcast_core::ask::{Kept, Request, Runner, Wanted, resolve, tree};
 use vramcast_core::model::Model;
 use vramcast_core::plan::RunPlan;
 use vramcast_core::planner::solve::{self, Question, Solution, Unknown};
+use vramcast_core::units::times;
 
-use super::Solved;
+use super::{Solved, plain};
 use crate::ask::question::Prepared;
 use crate::failure::Failure;
 
@@ -40,15 +41,11 @@ pub(crate) fn solve(prepared: &Prepared, unknown: Unknown, kept: Kept) -> Result
         let gpu = found.tried.plan.gpu();
         text += &format!("process {:.2} of {:.2} GiB", gib(found.tried.totals.process), gib(gpu.memory));
         if found.tried.retries > 0 {
-            text += &format!(", gives cached memory back {} times to fit", found.tried.retries);
+            text += &format!(", gives cached memory back {} to fit", times(found.tried.retries));
         }
         text += &next.map_or_else(|| "\n".into(), |(value, why)| format!("; {}: {why}\n", plain(&value)));
     }
     Ok(Solved { answer, document, text })
-}
-
-fn plain(value: &serde_json::Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 fn question(prepared: &Prepared, asked: &Request, unknown: Unknown) -> Result<String, Failure> {
