@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use super::log::{Event, Log, SharedLog, StorageInfo};
 use super::phase::Work;
-use super::repeat::{Elsewhere, Size, StepRange, Template};
+use super::repeat::{Elsewhere, Size, StepRange, Template, Uses};
 use crate::model::op::Op;
 use crate::model::{Model, ModuleKind, Program, Step};
 use crate::plan::PlanError;
@@ -311,6 +311,7 @@ pub(super) struct Beside<F> {
 /// A way that steps go, in the whole model and in the one of few layers.
 struct Way {
     template: Template,
+    uses: Uses,
     likes: Likes,
     /// Whether a second step of both agreed.
     agreed: bool,
@@ -358,12 +359,13 @@ impl<F> Beside<F> {
 }
 
 impl<K, F: Few<K>> Elsewhere<K> for Beside<F> {
-    fn step(&mut self, key: &K) -> Option<(&Template, &[Size])> {
+    fn step(&mut self, key: &K) -> Option<(&Template, &Uses, &[Size])> {
         if !self.known.iter().any(|way| way.agreed) {
             return None;
         }
         let way = self.way(key).filter(|way| self.known[*way].agreed)?;
-        Some((&self.known[way].template, &self.sizes))
+        let Way { template, uses, .. } = &self.known[way];
+        Some((template, uses, &self.sizes))
     }
 
     fn ran(&mut self, log: &Log, key: &K, template: &Template) {
@@ -381,7 +383,9 @@ impl<K, F: Few<K>> Elsewhere<K> for Beside<F> {
             }
             None => {
                 let likes = self.few(key, |few, deep, shallow| Likes::find((&whole, deep), (few, shallow))).flatten();
-                self.known.extend(likes.map(|likes| Way { template: template.clone(), likes, agreed: false }));
+                let way =
+                    |likes| Way { template: template.clone(), uses: Uses::of(log, template), likes, agreed: false };
+                self.known.extend(likes.map(way));
                 self.known.last().is_some_and(|last| last.template.events == template.events)
             }
         };

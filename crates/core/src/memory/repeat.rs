@@ -216,7 +216,7 @@ struct Written {
 /// Who knows steps that were not run here.
 pub(super) trait Elsewhere<K> {
     /// A step that went the same way, and which of its storages take something else in this one, in order.
-    fn step(&mut self, key: &K) -> Option<(&Template, &[Size])>;
+    fn step(&mut self, key: &K) -> Option<(&Template, &Uses, &[Size])>;
 
     /// A step was run.
     fn ran(&mut self, log: &Log, key: &K, template: &Template);
@@ -289,7 +289,7 @@ impl<K: Ord> Tape<K> {
             return self.part(torch, key, step, body);
         }
         let found = elsewhere.step(&key);
-        if let Some((like, sizes)) = found.filter(|(like, _)| like.fits(&self.carried)) {
+        if let Some((like, uses, sizes)) = found.filter(|(like, ..)| like.fits(&self.carried)) {
             // Storages of its own come with it.
             crate::work::repeat(2 * like.events.len());
             let mut log = torch.log.borrow_mut();
@@ -299,7 +299,7 @@ impl<K: Ord> Tape<K> {
                 log.events.reserve(like.events.len() * left.clamp(1, 1000));
                 log.storages.reserve(like.storages.len() * left.clamp(1, 1000));
             }
-            let (template, written) = like.write_anew(&mut log, &mut self.carried, (step, sizes));
+            let (template, written) = like.write_anew(&mut log, &mut self.carried, (step, uses, sizes));
             let [before, last] = std::mem::take(&mut self.lately);
             log.likes.extend(before.and_then(|before| written.like(&before, template.events.len())));
             self.lately = [last, Some(written)];
@@ -398,34 +398,37 @@ impl Template {
     }
 
     /// The same way with storages of other sizes; those of the same size come to life again.
-    fn write_anew(&self, log: &mut Log, carried: &mut [Carried], (step, sizes): (u32, &[Size])) -> (Self, Written) {
+    fn write_anew(
+        &self,
+        log: &mut Log,
+        carried: &mut [Carried],
+        (step, uses, sizes): (u32, &Uses, &[Size]),
+    ) -> (Self, Written) {
         let (begin, first, start) = (log.events.len(), log.storages.len(), self.storages.start as u32);
-        let mut outlives = vec![false; self.storages.len()];
-        for place in &self.makes {
-            if let Event::Allocate(id) = log.events[self.events.start + place] {
-                outlives[(id.0 - start) as usize] = true;
-            }
-        }
-        let mut sizes = sizes.iter().peekable();
+        log.events.extend_from_within(self.events.clone());
         let mut numbers: Vec<u32> = (start..self.storages.end as u32).collect();
-        for ((slot, number), outlives) in (0..).zip(&mut numbers).zip(outlives) {
-            let size = sizes.next_if(|size| size.number == slot);
-            if size.is_none() && !outlives {
+        let mut lasting: Vec<u32> = (self.makes.iter())
+            .filter_map(|place| match log.events[begin + place] {
+                Event::Allocate(id) => Some(id.0 - start),
+                _ => None,
+            })
+            .collect();
+        lasting.sort_unstable();
+        let (mut lasting, mut sizes) = (lasting.into_iter().peekable(), sizes.iter().peekable());
+        while let Some(number) = lasting.peek().copied().into_iter().chain(sizes.peek().map(|size| size.number)).min() {
+            let (lasts, size) = (lasting.next_if_eq(&number), sizes.next_if(|size| size.number == number));
+            let mut info = log.storages[self.storages.start + number as usize];
+            if lasts.is_none() && size.is_none_or(|size| size.bytes == info.bytes) {
                 continue;
             }
-            let mut info = log.storages[*number as usize];
-            if outlives || size.is_some_and(|size| size.bytes != info.bytes) {
-                (info.bytes, info.shape) = size.map_or((info.bytes, info.shape), |size| (size.bytes, size.shape));
-                *number = log.storages.len() as u32;
-                log.storages.push(info);
-            }
-        }
-        log.events.extend_from_within(self.events.clone());
-        for event in &mut log.events[begin..] {
-            if let Event::Allocate(id) | Event::Free(id) = event
-                && let Some(number) = numbers.get(id.0.wrapping_sub(start) as usize)
-            {
-                id.0 = *number;
+            (info.bytes, info.shape) = size.map_or((info.bytes, info.shape), |size| (size.bytes, size.shape));
+            let name = StorageId(log.storages.len() as u32);
+            log.storages.push(info);
+            numbers[number as usize] = name.0;
+            for place in uses.of_storage(number) {
+                if let Event::Allocate(id) | Event::Free(id) = &mut log.events[begin + *place as usize] {
+                    *id = name;
+                }
             }
         }
         for (place, slot) in &self.frees {
@@ -439,6 +442,35 @@ impl Template {
         self.write_phases(log, begin, step);
         let template = Self { events: begin..log.events.len(), storages: first..log.storages.len(), ..self.clone() };
         (template, Written { begin, of: self.events.start, numbers })
+    }
+}
+
+/// Where in a step each of its storages comes to life and goes.
+pub(super) struct Uses {
+    /// Where those of each begin in `places`.
+    starts: Vec<u32>,
+    places: Vec<u32>,
+}
+
+impl Uses {
+    pub(super) fn of(log: &Log, step: &Template) -> Self {
+        let number = |event: &Event| match event {
+            Event::Allocate(id) | Event::Free(id) => {
+                (id.0 as usize).checked_sub(step.storages.start).filter(|number| *number < step.storages.len())
+            }
+            _ => None,
+        };
+        let uses = log.events[step.events.clone()].iter().enumerate();
+        let mut uses: Vec<(usize, u32)> =
+            uses.filter_map(|(place, event)| Some((number(event)?, place as u32))).collect();
+        uses.sort_unstable();
+        let starts = (0..=step.storages.len()).map(|one| uses.partition_point(|(number, _)| *number < one) as u32);
+        Self { starts: starts.collect(), places: uses.into_iter().map(|(_, place)| place).collect() }
+    }
+
+    fn of_storage(&self, number: u32) -> &[u32] {
+        let [from, to] = [0, 1].map(|next| self.starts[number as usize + next] as usize);
+        &self.places[from..to]
     }
 }
 

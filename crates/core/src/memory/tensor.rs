@@ -25,11 +25,11 @@ pub struct Layout {
 
 /// Layouts made lately: most tensors look like one that was made before, and then share its layout.
 #[derive(Debug)]
-pub struct Layouts([Option<Rc<Layout>>; 64]);
+pub struct Layouts([Option<Rc<Layout>>; 256]);
 
 impl Default for Layouts {
     fn default() -> Self {
-        Self([const { None }; 64])
+        Self([const { None }; 256])
     }
 }
 
@@ -39,7 +39,7 @@ impl Layouts {
         let mix = |bits: u64, size: &u64| (bits ^ size).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         // Sizes in another order, a view of them, differ in one of the outer strides.
         let outer = strides[0].wrapping_add(strides[1].wrapping_mul(3)).wrapping_add(strides[2].wrapping_mul(5));
-        let slot = shape.sizes().iter().fold(outer, mix) >> 58;
+        let slot = shape.sizes().iter().fold(outer, mix) >> 56;
         match &mut self.0[slot as usize] {
             Some(known) if known.shape == *shape && known.strides == *strides => Rc::clone(known),
             slot => Rc::clone(slot.insert(Rc::new(Layout { shape: *shape, strides: *strides }))),

@@ -154,12 +154,25 @@ pub(crate) fn solve(prepared: &Prepared, need: Need) -> Result<Solved, Failure> 
     document["next"] = json!(next.as_ref().map(|(value, why)| json!({"value": value, "fits": false, "why": why})));
     let mut text = format!("{question}: {}\n", answer.as_deref().unwrap_or("nothing fits"));
     let [process, memory] = ["/totals/process", "/verdicts/0/memory"].map(|place| document.pointer(place)?.as_u64());
-    if let (Some(_), Some(process), Some(memory)) = (&found, process, memory) {
-        let [process, memory] = [process, memory].map(|bytes| Bytes(bytes).gib());
-        let next = next.map(|(value, why)| format!("; {}: {why}", plain(&value)));
-        text += &format!("process {process:.2} of {memory:.2} GiB{}\n", next.unwrap_or_default());
+    match (&found, process, memory) {
+        (None, ..) => text += &asked(&document),
+        (Some(_), Some(process), Some(memory)) => {
+            let [process, memory] = [process, memory].map(|bytes| Bytes(bytes).gib());
+            let next = next.map(|(value, why)| format!("; {}: {why}", plain(&value)));
+            text += &format!("process {process:.2} of {memory:.2} GiB{}\n", next.unwrap_or_default());
+        }
+        _ => {}
     }
     Ok(Solved { answer, document, text })
+}
+
+/// Where nothing fits: how much what was asked misses, as its document says.
+fn asked(document: &Value) -> String {
+    let process = document.pointer("/totals/process").and_then(Value::as_u64);
+    let headroom = document.pointer("/verdicts/0/headroom").and_then(Value::as_i64).filter(|left| *left < 0);
+    let Some((process, headroom)) = process.zip(headroom) else { return String::new() };
+    let [process, missing] = [process, headroom.unsigned_abs()].map(|bytes| Bytes(bytes).gib());
+    format!("as asked: process {process:.2} GiB, {missing:.2} too much; without --solve: what to change\n")
 }
 
 /// The value behind the answer, and why it is none.

@@ -44,6 +44,8 @@ pub(crate) fn solve(prepared: &Prepared, unknown: Unknown, kept: Kept) -> Result
             text += &format!(", gives cached memory back {} to fit", times(found.tried.retries));
         }
         text += &next.map_or_else(|| "\n".into(), |(value, why)| format!("; {}: {why}\n", plain(&value)));
+    } else {
+        text += &super::asked(&document);
     }
     Ok(Solved { answer, document, text })
 }

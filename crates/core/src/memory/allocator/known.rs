@@ -74,7 +74,8 @@ impl Allocator {
         let mut same = vec![true; self.pools.len()];
         for (here, there) in &like.others {
             let (here, there) = (&self.places[here.0 as usize], &self.places[there.0 as usize]);
-            if (here.size, here.pool, here.bytes == 0) != (there.size, there.pool, there.bytes == 0) {
+            let asked = |place: &Place| (self.rounded(place.bytes), place.pool, place.bytes == 0);
+            if asked(here) != asked(there) {
                 same[here.pool as usize] = false;
                 same[there.pool as usize] = false;
             }

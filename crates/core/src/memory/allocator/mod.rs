@@ -90,11 +90,10 @@ struct Allocator {
     whereabouts: Whereabouts,
 }
 
-/// A storage: what was asked for, that rounded up, its pool, and its block while it lives.
+/// A storage: what was asked for, its pool, and its block while it lives. A long run has millions.
 #[derive(Clone, Copy)]
 struct Place {
     bytes: u64,
-    size: u64,
     pool: u32,
     block: BlockId,
 }
@@ -121,9 +120,8 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
         if last.replace(storage.stream) != Some(storage.stream) {
             first_pool = allocator.first_pool(storage.stream);
         }
-        let size = round_size(storage.bytes, options.divisions(storage.bytes));
-        let pool = first_pool + u32::from(size > SMALL_SIZE);
-        allocator.places.push(Place { bytes: storage.bytes, size, pool, block: NONE });
+        let pool = first_pool + u32::from(allocator.rounded(storage.bytes) > SMALL_SIZE);
+        allocator.places.push(Place { bytes: storage.bytes, pool, block: NONE });
     }
     if !log.likes.is_empty() {
         allocator.whereabouts = Whereabouts::new(log.storages.len());
@@ -132,15 +130,21 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
 }
 
 impl Allocator {
+    /// What a request is rounded up to.
+    #[inline]
+    fn rounded(&self, bytes: u64) -> u64 {
+        round_size(bytes, self.options.divisions(bytes))
+    }
+
     /// Whether the card had room for it.
     #[inline(always)]
     fn allocate(&mut self, id: StorageId, at: usize) -> bool {
-        let Place { bytes, size, pool, .. } = self.places[id.0 as usize];
+        let Place { bytes, pool, .. } = self.places[id.0 as usize];
         if bytes == 0 {
             return true;
         }
         self.requested += bytes;
-        let (pool, mut fits) = (pool as usize, true);
+        let (size, pool, mut fits) = (self.rounded(bytes), pool as usize, true);
         let (block, size) = match self.pools[pool].take(size) {
             Some(found) => found,
             None => self.ask_driver(pool, size, &mut fits, at),

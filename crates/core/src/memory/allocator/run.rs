@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::known::{EVERY, Known};
 use super::{Allocator, PhaseMemory, Replay};
-use crate::memory::log::{Event, Like, Log};
+use crate::memory::log::{Event, Like, Log, StorageId};
 
 /// What has been seen so far.
 #[derive(Default)]
@@ -93,7 +93,7 @@ impl Run {
             match *event {
                 Event::Allocate(id) => {
                     let fits = allocator.allocate(id, index);
-                    self.allocated(allocator, (fits, log.storages[id.0 as usize].bytes), index);
+                    self.allocated(allocator, (fits, id), index);
                 }
                 Event::Free(id) => allocator.free(id),
                 _ => self.mark(allocator, *event, index),
@@ -110,7 +110,7 @@ impl Run {
                 Event::Allocate(id) => {
                     let fits = allocator.allocate(id, index);
                     noted.spots.push(allocator.spot(id));
-                    self.allocated(allocator, (fits, log.storages[id.0 as usize].bytes), index);
+                    self.allocated(allocator, (fits, id), index);
                 }
                 Event::Free(id) => allocator.free(id),
                 _ => self.mark(allocator, *event, index),
@@ -157,7 +157,7 @@ impl Run {
                             noted.spots.push(spot);
                         }
                         place += 1;
-                        self.allocated(allocator, (fits, log.storages[id.0 as usize].bytes), index);
+                        self.allocated(allocator, (fits, id), index);
                     }
                     Event::Free(id) => allocator.free_known(id, index),
                     _ => self.mark(allocator, *event, index),
@@ -182,10 +182,10 @@ impl Run {
     }
 
     #[inline]
-    fn allocated(&mut self, allocator: &Allocator, (fits, bytes): (bool, u64), index: usize) {
+    fn allocated(&mut self, allocator: &Allocator, (fits, id): (bool, StorageId), index: usize) {
         if !fits && !self.result.out_of_memory {
             self.result.out_of_memory = true;
-            self.result.failed = Some((index, bytes));
+            self.result.failed = Some((index, allocator.places[id.0 as usize].bytes));
         }
         if allocator.allocated > self.peak {
             self.peak = allocator.allocated;
