@@ -44,6 +44,32 @@ fn same(one: &Simulation, other: &Simulation, what: &str) {
     assert_eq!(one.replay.phases, other.replay.phases, "{what}");
 }
 
+/// The same where a step may be written down again with the storages of the one before it.
+fn written_alike(one: &Simulation, other: &Simulation, what: &str) {
+    let told = |run: &Simulation| {
+        let of = |event: &Event| match *event {
+            Event::Allocate(id) | Event::Free(id) => {
+                let StorageInfo { bytes, category, operation, module, stream, .. } = run.log.storages[id.0 as usize];
+                let makes = matches!(event, Event::Allocate(_));
+                Some((makes, bytes, category, operation, module, stream))
+            }
+            _ => None,
+        };
+        run.log.events.iter().map(of).collect::<Vec<_>>()
+    };
+    let (told, others) = (told(one), told(other));
+    let differs = told.iter().zip(&others).position(|(a, b)| a != b);
+    if let Some(at) = differs {
+        let around = |told: &[_]| {
+            told[at.saturating_sub(4)..].iter().take(8).map(|one| format!("{one:?}\n")).collect::<String>()
+        };
+        panic!("{what}: event {at}\n{}\n{}", around(&told), around(&others));
+    }
+    assert_eq!(told.len(), others.len(), "{what}");
+    assert_eq!((one.log.effort, one.log.host.peak), (other.log.effort, other.log.host.peak), "{what}");
+    assert_eq!(one.replay, other.replay, "{what}");
+}
+
 /// Plans that put other things in place of a layer's parts.
 fn plans() -> [Value; 8] {
     let batch = json!({"batch_size": 2, "seq_len": 64});
@@ -198,7 +224,7 @@ fn tasks_and_jobs_are_folded() {
 fn later_steps_of_engines_are_alike() {
     let config = json!({
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "intermediate_size": 704,
-        "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1024,
+        "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1024,
         "max_position_embeddings": 2048, "tie_word_embeddings": false
     });
     let model = Model::new(config, None).unwrap();
@@ -234,9 +260,10 @@ fn later_steps_of_engines_are_alike() {
         assert_eq!((one.log.effort, one.log.host.peak), (other.log.effort, other.log.host.peak), "{tree}");
         assert_eq!((&one.log.host_parts, &one.log.phases), (&other.log.host_parts, &other.log.phases), "{tree}");
         assert_eq!(other.log.folded, 0, "{tree}");
-        let alternates = mesh["pp"].is_u64() && engine["fsdp2"] == json!({});
-        if (one.log.folded > 0) != alternates {
-            odd.push(format!("{} turns are not run: {tree}", one.log.folded));
+        // Turns of a pipeline, or layers.
+        let folds = engine["fsdp2"] == json!({});
+        if (one.log.folded > 0) != folds {
+            odd.push(format!("{} are not run: {tree}", one.log.folded));
         }
         written.extend((!one.log.likes.is_empty()).then_some(tree));
     }
@@ -262,4 +289,85 @@ fn every_position_of_a_loop_over_time_runs() {
         assert!(second > first, "{name}");
         assert_eq!([third - second, fourth - third], [second - first; 2], "{name}");
     }
+}
+
+fn both(one: &Value, other: &Value) -> Value {
+    let mut one = one.clone();
+    one.as_object_mut().unwrap().extend(other.as_object().unwrap().clone());
+    one
+}
+
+/// Ways to shard, over which cards, and whether the engine can follow; what is run with them.
+fn sharded() -> (Vec<(Value, Value, bool)>, Vec<Value>) {
+    let types = json!({"mixed_precision": {"parameters": "bf16", "reduce": "fp32"}});
+    let engines = vec![
+        (json!({}), json!({"dp_shard": 4}), true),
+        (types.clone(), json!({"dp_shard": 4}), true),
+        (types.clone(), json!({"dp_shard": 2, "dp_replicate": 2}), true),
+        (json!({}), json!({"dp_shard": 2, "dp_replicate": 2}), true),
+        (json!({"wrap": "ends"}), json!({"dp_shard": 4}), true),
+        (json!({"wrap": "root"}), json!({"dp_shard": 4}), false),
+        (both(&types, &json!({"reshard_after_forward": false})), json!({"dp_shard": 4}), false),
+        (json!({"reshard_after_forward": 2}), json!({"dp_shard": 4}), false),
+        (json!({"offload": true}), json!({"dp_shard": 4}), false),
+        (json!({}), json!({"dp_shard": 2, "tp": 2}), true),
+        (json!({"tensor": {"form": "torchtitan", "loss_parallel": true}}), json!({"dp_shard": 2, "tp": 2}), true),
+        (json!({}), json!({"dp_shard": 2, "cp": 2}), true),
+        (json!({}), json!({"dp_replicate": 2}), true),
+    ];
+    let jobs = vec![
+        json!({}),
+        json!({"checkpointing": "full", "clip": true}),
+        json!({"gradient_accumulation": 4}),
+        json!({"adapter": {"method": "lora"}, "checkpointing": "full"}),
+        json!({"job": {"lengths": {"batches": [40, 64, 52, 64]}, "evaluation": {"every": 2}}}),
+        json!({"objective": {"kind": "dpo"}}),
+    ];
+    (engines, jobs)
+}
+
+/// Whether layers were left out, which changes no event; none where the model cannot be trained so.
+fn is_folded(name: &str, model: &Model, (engine, mesh): (&Value, &Value), job: &Value) -> Option<bool> {
+    let parallel = json!({"engine": {"fsdp2": engine}, "mesh": mesh});
+    let tree = both(&json!({"batch": {"batch_size": 2, "seq_len": 64}, "parallel": parallel}), job);
+    let plan = plan(&tree);
+    let one = simulation::train(model, &plan).ok().filter(|one| one.log.storages.len() < 200_000)?;
+    let other = layer_by_layer(|| simulation::train(model, &plan)).unwrap();
+    written_alike(&one, &other, &format!("{name} {tree}"));
+    Some(one.log.folded > 0)
+}
+
+/// Layers that are sharded are run once as well, where the engine can follow.
+#[test]
+fn sharded_layers_are_folded() {
+    let (engines, jobs) = sharded();
+    for name in ["Qwen/Qwen2.5-0.5B", "openai-community/gpt2"] {
+        let entry = catalogue::find(name).unwrap();
+        let model = Model::new(entry.config.clone(), entry.auto_class.as_deref()).unwrap();
+        for (engine, mesh, folds) in &engines {
+            for job in &jobs {
+                let folded = is_folded(name, &model, (engine, mesh), job);
+                assert!(folded.is_none_or(|folded| folded == *folds), "{name} {engine} {mesh} {job}");
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "second ring: minutes"]
+fn sharded_layers_of_any_model_are_folded() {
+    let (engines, jobs) = sharded();
+    let (mut compared, mut folded) = (0, 0);
+    for (place, entry) in catalogue::entries().enumerate() {
+        let Ok(model) = Model::new(entry.config, entry.auto_class.as_deref()) else { continue };
+        for turn in 0..3 {
+            let (engine, mesh, _) = &engines[(place * 5 + turn * 4) % engines.len()];
+            let job = &jobs[(place + turn) % jobs.len()];
+            let folds = is_folded(&entry.id, &model, (engine, mesh), job);
+            compared += usize::from(folds.is_some());
+            folded += usize::from(folds == Some(true));
+        }
+    }
+    println!("{compared} runs compared, {folded} of them folded");
+    assert!(folded * 4 > compared && compared > 200, "{folded} of {compared}");
 }

@@ -10,9 +10,11 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 
+use super::along::{Along, Copies};
 use super::autograd::{Leaf, Node};
 use super::effort::Effort;
 use super::log::{Event, Log, Storage, StorageId, StorageInfo};
+use super::lower::hooks::Hooks;
 use super::tensor::Tensor;
 use super::torch::Torch;
 
@@ -48,8 +50,8 @@ impl Mark {
     }
 }
 
-/// Names of storages, and by how much they differ in the next unit.
-pub(super) type Regions = [(Range<u32>, i64); 2];
+/// Names of storages, by how much they differ in the next unit, and by how much more in the first of them.
+pub(super) type Region = (Range<u32>, i64, i64);
 
 /// A stack that was folded on the way there, as far as the way back needs it.
 pub(super) struct Fold {
@@ -69,16 +71,20 @@ pub(super) struct Fold {
     /// Since when copies were written on the way there; their storages on the way back, and how many of these are gradients.
     pub(super) written: (Mark, Range<u32>),
     pub(super) kept: usize,
+    /// The engine that goes along, where there is one; what it handed on before the last but one unit, and behind it.
+    pub(super) hooks: Option<Rc<dyn Hooks>>,
+    pub(super) before: Vec<Option<StorageId>>,
+    pub(super) handed: Vec<(StorageId, StorageId)>,
 }
 
 impl Log {
     /// Whether every event between two moments can be named for another unit.
-    pub(super) fn is_local(&self, [begin, end]: [Mark; 2], regions: &Regions) -> bool {
+    pub(super) fn is_local(&self, [begin, end]: [Mark; 2], regions: &[Region]) -> bool {
         self.events[begin.event..end.event].iter().all(|event| moved(*event, regions, 0).is_some())
     }
 
     /// Writes what happened between two moments down again, `times` units on; `modules` says how modules are named there.
-    fn repeat(&mut self, [begin, end]: [Mark; 2], regions: &Regions, times: i64, modules: impl Fn(u32) -> u32) {
+    fn repeat(&mut self, [begin, end]: [Mark; 2], regions: &[Region], times: i64, modules: impl Fn(u32) -> u32) {
         let first = self.storages.len();
         self.storages.extend_from_within(begin.storage as usize..end.storage as usize);
         for storage in &mut self.storages[first..] {
@@ -96,7 +102,7 @@ impl Log {
         &self,
         [begin, end]: [Mark; 2],
         [from, to]: [Mark; 2],
-        (regions, times): (&Regions, i64),
+        (regions, times): (&[Region], i64),
         modules: impl Fn(u32) -> u32,
     ) -> bool {
         let (one, other) = (&self.events[begin.event..end.event], &self.events[from.event..to.event]);
@@ -110,10 +116,11 @@ impl Log {
 }
 
 /// An event of a unit as it is in another.
-fn moved(event: Event, regions: &Regions, times: i64) -> Option<Event> {
+fn moved(event: Event, regions: &[Region], times: i64) -> Option<Event> {
     let name = |id: StorageId| {
-        let (_, by) = regions.iter().find(|(known, _)| known.contains(&id.0))?;
-        Some(StorageId(u32::try_from(i64::from(id.0) + by * times).ok()?))
+        let (_, by, more) = regions.iter().find(|(known, ..)| known.contains(&id.0))?;
+        let more = if times == 0 { 0 } else { *more };
+        Some(StorageId(u32::try_from(i64::from(id.0) + by * times + more).ok()?))
     };
     match event {
         Event::Allocate(id) => name(id).map(Event::Allocate),
@@ -127,7 +134,7 @@ impl Torch {
     pub(super) fn write_copies(
         &mut self,
         marks: [Mark; 2],
-        regions: &Regions,
+        regions: &[Region],
         copies: u32,
         modules: impl Fn(u32, u32) -> u32,
     ) {
@@ -152,7 +159,7 @@ impl Torch {
         &mut self,
         before: [Mark; 2],
         after: [Mark; 2],
-        of: (&Regions, i64),
+        of: (&[Region], i64),
         modules: impl Fn(u32) -> u32,
     ) {
         let mut log = self.log.borrow_mut();
@@ -165,9 +172,10 @@ impl Torch {
         while fold.crossed < 4 && sequence <= fold.ends[fold.crossed] {
             fold.marks[fold.crossed] = Mark::now(self);
             match fold.crossed {
+                1 => fold.before = fold.left(),
                 2 => self.back_through_copies(&mut fold, node, alone),
                 3 => {
-                    let of = (&fold.regions(), i64::from(fold.copies) + 1);
+                    let of = (&*fold.regions(), i64::from(fold.copies) + 1);
                     let [_, first, second, third] = fold.marks;
                     let modules = |module| fold.module(module, fold.copies + 1);
                     let template = fold.template(first, second);
@@ -189,6 +197,8 @@ impl Torch {
 
     fn back_through_copies(&mut self, fold: &mut Fold, node: &Node, alone: bool) {
         let [last, begin, end, _] = fold.marks;
+        let handed = fold.before.iter().zip(fold.left()).filter_map(|(from, to)| from.zip(to));
+        fold.handed = handed.filter(|(from, to)| from.0 >= last.storage && to.0 >= begin.storage).collect();
         let regions = fold.regions();
         let local = self.log.borrow().is_local([begin, end], &regions);
         let made = begin.storage..end.storage;
@@ -199,20 +209,43 @@ impl Torch {
         self.write_copies([begin, end], &regions, fold.copies, |module, copy| fold.module(module, copy));
         let made = end.storage - begin.storage;
         fold.written.1 = end.storage..end.storage + fold.copies * made;
-        let mut kept = 0;
-        let Some((own, copies)) = fold.leaves.split_first() else { return };
-        for (copy, leaves) in (1..).zip(copies) {
+        let Some((own, leaves)) = fold.leaves.split_first() else { return };
+        let copies = Copies {
+            log: &self.log,
+            modules: fold.modules.clone(),
+            by: -i64::from(fold.modules.end - fold.modules.start),
+            made: begin.storage..end.storage,
+            count: fold.copies,
+        };
+        let along = fold.hooks.as_ref().and_then(|hooks| hooks.along());
+        for ((copy, modules), leaves) in (1..).zip(copies.all()).zip(leaves) {
+            // Gradients can be parts of one storage.
+            let mut known: Vec<(u32, Rc<Storage>)> = Vec::new();
+            let mut again = |tensor: &Tensor| {
+                let id = tensor.storage.id().0;
+                if !copies.made.contains(&id) {
+                    return None;
+                }
+                let place = known.iter().position(|(old, _)| *old == id).unwrap_or_else(|| {
+                    known.push((id, Storage::known(&self.log, StorageId(id + copy * made))));
+                    known.len() - 1
+                });
+                Some(Tensor { storage: Rc::clone(&known[place].1), ..tensor.clone() })
+            };
             for (own, leaf) in own.iter().zip(leaves) {
-                let Some(gradient) = own.grad.borrow().clone() else { continue };
-                let id = gradient.storage.id().0;
-                if (begin.storage..end.storage).contains(&id) {
-                    let storage = Storage::known(&self.log, StorageId(id + copy * made));
-                    *leaf.grad.borrow_mut() = Some(Tensor { storage, ..gradient });
-                    kept += 1;
+                let gradient = own.grad.borrow().as_ref().and_then(&mut again);
+                if gradient.is_some() {
+                    *leaf.grad.borrow_mut() = gradient;
                 }
             }
+            if let Some(along) = along {
+                along.keep(fold.modules.clone(), modules, &mut again);
+            }
+            fold.kept += known.len();
         }
-        fold.kept = kept;
+        if !along.is_none_or(|along| along.back(&copies)) {
+            self.log.borrow_mut().misfolded = true;
+        }
         fold.marks[2] = Mark::now(self);
     }
 
@@ -237,12 +270,22 @@ impl Torch {
 
 impl Fold {
     /// How storages are named one unit further on the way back: those of the way there the other way round.
-    fn regions(&self) -> Regions {
+    fn regions(&self) -> Vec<Region> {
         let [last, begin, end, _] = self.marks;
         // The copies begin where the last but one unit ended.
         let made = if self.crossed > 2 { self.back() } else { end.storage - begin.storage };
         let there = self.base.saturating_sub(self.made)..self.base + 2 * self.made;
-        [(there, -i64::from(self.made)), (last.storage..begin.storage + made, i64::from(made))]
+        // What an engine hands on need not lie where it lay in the last unit.
+        let handed = self.handed.iter().map(|(from, to)| {
+            let more = i64::from(to.0) - i64::from(from.0) - i64::from(made);
+            (from.0..from.0 + 1, i64::from(made), more)
+        });
+        let own = [(there, -i64::from(self.made), 0), (last.storage..begin.storage + made, i64::from(made), 0)];
+        handed.chain(own).collect()
+    }
+
+    fn left(&self) -> Vec<Option<StorageId>> {
+        self.hooks.as_ref().and_then(|hooks| hooks.along()).map(Along::left).unwrap_or_default()
     }
 
     /// Storages that a unit makes on the way back.
@@ -283,6 +326,8 @@ impl Fold {
 
     fn module(&self, module: u32, copy: u32) -> u32 {
         let step = self.modules.end - self.modules.start;
-        if self.modules.contains(&module) { module.saturating_sub(step * copy) } else { module }
+        // What was made before its first module ran is the unit's before it.
+        let lately = self.modules.start.saturating_sub(step)..self.modules.end;
+        if lately.contains(&module) { module.saturating_sub(step * copy) } else { module }
     }
 }

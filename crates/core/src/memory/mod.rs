@@ -26,6 +26,7 @@
 
 mod adapters;
 pub mod allocator;
+mod along;
 pub mod autograd;
 mod compiled;
 mod depth;

@@ -102,7 +102,12 @@ fn attempt(
     let syncs = spread.is_none_or(|spread| !spread.parallel.no_sync);
     let Loaded { parameters, wrapped, .. } = loaded;
     let hooks = Rc::clone(&engine).hooks();
-    torch.folds = folds && fold::is_allowed() && spread.is_none() && !plan.keep_loss && !plan.optimizer_in_backward;
+    let goes_along = match &hooks {
+        Some(hooks) => hooks.along().is_some(),
+        // Without an engine nothing is done between layers, also where tensors are split over cards.
+        None => engine.repeats(),
+    };
+    torch.folds = folds && fold::is_allowed() && goes_along && !plan.keep_loss && !plan.optimizer_in_backward;
     if !plan.objective.is_plain() {
         let programs = Rc::new(programs);
         let (widens, known) = (settings.autocast.is_some(), Default::default());

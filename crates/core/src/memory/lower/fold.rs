@@ -8,8 +8,9 @@ use super::Runner;
 use super::lora::LoraWeights;
 use super::variables::Frames;
 use crate::dtype::DType;
+use crate::memory::along::{Along, Copies};
 use crate::memory::autograd::Leaf;
-use crate::memory::fold::{Fold, Mark, Regions};
+use crate::memory::fold::{Fold, Mark};
 use crate::memory::log::{Storage, StorageId};
 use crate::memory::tensor::{Layout, Tensor};
 use crate::memory::torch::Torch;
@@ -210,6 +211,8 @@ struct Around {
     graph: usize,
     host: u64,
     carried: Vec<Look>,
+    /// How long before the end of the unit what an engine hands on was made.
+    left: Vec<Option<u32>>,
 }
 
 impl Runner {
@@ -221,12 +224,11 @@ impl Runner {
             && torch.recording.is_none()
             && torch.recomputing.is_none()
             && self.cache.is_none()
-            && self.hooks.is_none()
+            && self.hooks.as_ref().is_none_or(|hooks| hooks.along().is_some())
             && !self.hands_on
             && !self.caches_in_training
             && self.settings.save_on_cpu.is_none()
             && self.wrapped.checkpoints.every <= 1
-            && self.wrapped.split.is_none()
             && self.wrapped.scales.is_empty()
             && self.wrapped.lora_parameters.is_empty();
         if !plain {
@@ -272,7 +274,14 @@ impl Runner {
     fn leaves(&self, stack: &Stack, unit: usize) -> Vec<Rc<Leaf>> {
         let own = stack.parameters_of(unit).map(|id| self.parameter(id));
         let all = own.chain(self.adapters(stack, unit).flat_map(tensors));
-        all.filter_map(|tensor| tensor.edge.as_ref()?.node.leaf_of()).collect()
+        let all = all.filter_map(|tensor| tensor.edge.as_ref()?.node.leaf_of());
+        let engines = self.along().map(|along| along.leaves(stack.modules_of(unit))).unwrap_or_default();
+        all.chain(engines).collect()
+    }
+
+    /// The engine that goes along, where there is one.
+    fn along(&self) -> Option<&dyn Along> {
+        self.hooks.as_ref().and_then(|hooks| hooks.along())
     }
 
     /// What autocast may keep casts of in a unit.
@@ -317,7 +326,9 @@ impl Runner {
         });
         let host = torch.log.borrow().host.now();
         let cast = self.weights(stack, unit).iter().filter(|id| torch.cast_cache.contains_key(id)).count();
-        Around { held, cast, graph: torch.graph_mark(), host, carried: carried.collect() }
+        let left = self.along().map(Along::left).unwrap_or_default();
+        let left = left.into_iter().map(|id| id.map(|id| now.wrapping_sub(id.0))).collect();
+        Around { held, cast, graph: torch.graph_mark(), host, carried: carried.collect(), left }
     }
 
     /// Runs the whole program, a stack of it in part.
@@ -329,7 +340,7 @@ impl Runner {
         self.run(torch, frames, stack.unit(1)..stack.unit(2));
         let (end, second) = (Mark::now(torch), torch.sequence());
         let made = end.storage - begin.storage;
-        let regions: Regions = [(begin.storage.saturating_sub(made)..end.storage, i64::from(made)), (0..0, 0)];
+        let regions = [(begin.storage.saturating_sub(made)..end.storage, i64::from(made), 0)];
         // What outlives the next unit is kept by name, and copies have no names.
         let mut first_unit = (stack.value..stack.value + stack.values).map(ValueId);
         let alike = before.held == [0; 6]
@@ -342,10 +353,21 @@ impl Runner {
             return self.run(torch, frames, stack.unit(2)..all);
         };
         let own = stack.modules_of(1);
+        // Before its first module runs, that of the unit before it is the last that ran.
+        let lately = stack.module..own.end;
         let shifted = |module: u32, copy: u32| {
-            if own.contains(&module) { module + copy * stack.modules } else { module }
+            if lately.contains(&module) { module + copy * stack.modules } else { module }
         };
         torch.write_copies([begin, end], &regions, copies as u32, shifted);
+        let last = shifted(torch.log.borrow().module(), copies as u32);
+        torch.set_module(last);
+        if let Some(along) = self.along() {
+            let made = begin.storage..end.storage;
+            let written =
+                Copies { log: &torch.log, modules: own.clone(), by: stack.modules.into(), made, count: copies as u32 };
+            let follows = along.forward(&written);
+            torch.log.borrow_mut().misfolded |= !follows;
+        }
         for copy in 1..=copies {
             let weights = self.weights(stack, 1 + copy);
             for (place, _, cast) in casts.iter().filter(|(_, alone, _)| *alone) {
@@ -373,6 +395,9 @@ impl Runner {
                 marks: Default::default(),
                 written: (end, 0..0),
                 kept: 0,
+                hooks: self.hooks.clone(),
+                before: Vec::new(),
+                handed: Vec::new(),
             }));
         }
         self.run(torch, frames, stack.unit(behind + 2)..all);

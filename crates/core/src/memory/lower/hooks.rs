@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use super::Runner;
 use super::variables::Frames;
+use crate::memory::along::Along;
 use crate::memory::autograd::Edge;
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
@@ -47,6 +48,11 @@ pub trait Hooks {
 
     /// A checkpointed layer is about to run again.
     fn recomputed(&self, _torch: &mut Torch, _module: ModuleId) {}
+
+    /// What follows where layers are written down, not run; none where they must be run.
+    fn along(&self) -> Option<&dyn Along> {
+        None
+    }
 }
 
 /// Values whose place in the graph a hook changed for the time of a module.

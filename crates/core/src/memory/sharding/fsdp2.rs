@@ -3,6 +3,7 @@
 //! Follows torch/distributed/fsdp/_fully_shard/{_fsdp_state,_fsdp_param_group,_fsdp_collectives}.py of torch 2.11, and for what a
 //! reduction reads torch/distributed/_composable/fsdp of torch 2.3 and 2.4.
 
+mod folded;
 mod parameter;
 mod staged;
 
@@ -14,6 +15,7 @@ use super::members::{self, Member};
 use super::units::Units;
 use crate::dtype::DType;
 use crate::memory::adapters::Loaded;
+use crate::memory::along::Along;
 use crate::memory::autograd::{Edge, Leaf, Node};
 use crate::memory::engine::Engine;
 use crate::memory::log::{Category, Stream};
@@ -283,11 +285,7 @@ impl FullyShard {
     fn post_forward(&self, torch: &mut Torch, at: usize, outputs: &[Tensor]) {
         let unit = &self.units[at];
         self.reshard_after_forward(torch, unit);
-        if !unit.parameters.is_empty() {
-            let mut order = self.order.borrow_mut();
-            unit.places.borrow_mut().push(order.len());
-            order.push(at);
-        }
+        self.note_place(at);
         unit.state.set(State::Idle);
         for edge in outputs.iter().filter_map(|output| output.edge.as_ref()) {
             let this = Weak::clone(&self.this);
@@ -296,6 +294,14 @@ impl FullyShard {
                     this.pre_backward(torch, at);
                 }
             }));
+        }
+    }
+
+    fn note_place(&self, at: usize) {
+        if !self.units[at].parameters.is_empty() {
+            let mut order = self.order.borrow_mut();
+            self.units[at].places.borrow_mut().push(order.len());
+            order.push(at);
         }
     }
 
@@ -411,6 +417,10 @@ impl Hooks for FullyShard {
         if let Some(&at) = self.modules.of_module.get(&module) {
             self.post_forward(torch, at, outputs);
         }
+    }
+
+    fn along(&self) -> Option<&dyn Along> {
+        self.goes_along().then_some(self)
     }
 
     fn watches_operation(&self, op: &Op, module: ModuleId, program: &Program) -> bool {
