@@ -1,5 +1,7 @@
 //! How long an answer takes: one estimate, its parts, and its growth with depth.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use divan::{Bencher, black_box};
 
 /// What the command runs with.
@@ -76,18 +78,23 @@ fn decode_512_tokens(bencher: Bencher<'_, '_>) {
     bencher.bench_local(|| simulation::infer(black_box(&model), &plan).map(|s| s.process_bytes()));
 }
 
-/// Plans of one model on two cores, as a search tries them: batches, lengths, recomputed and not.
+/// Plans of one model on two cores, as a search tries them: batches, lengths, recomputed and not; who is free takes the next inputs.
 #[divan::bench]
 fn plans_of_llama_3_8b_on_two_cores(bencher: Bencher<'_, '_>) {
-    let (model, half) = (model(None), 32_u64);
-    let plan = |core: u64, at: u64| TrainPlan {
-        checkpointing: if core == 0 { Checkpointing::Off } else { Checkpointing::Full },
+    let (model, inputs, ways) = (model(None), 32, [Checkpointing::Off, Checkpointing::Full]);
+    let plan = |at: u64, checkpointing| TrainPlan {
+        checkpointing,
         batch: Batch { batch_size: 1 + at / 8, seq_len: 512 * (1 + at % 8), ..Batch::default() },
         ..TrainPlan::default()
     };
-    let run = |core: u64| (0..half).filter_map(|at| simulation::train(&model, &plan(core, at)).ok()).count();
-    bencher.counter(divan::counter::ItemsCount::new(2 * half)).bench_local(|| {
-        std::thread::scope(|scope| [0, 1].map(|core| scope.spawn(move || run(core))).map(|part| part.join().ok()))
+    let core = |next: &AtomicU64| {
+        let taken = std::iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed)).take_while(|at| *at < inputs);
+        let plans = taken.flat_map(|at| ways.map(|way| plan(at, way)));
+        plans.filter_map(|plan| simulation::train(&model, &plan).ok()).count()
+    };
+    bencher.counter(divan::counter::ItemsCount::new(2 * inputs)).bench_local(|| {
+        let next = AtomicU64::new(0);
+        std::thread::scope(|scope| [0, 1].map(|_| scope.spawn(|| core(&next))).map(|part| part.join().ok()))
     });
 }
 

@@ -317,6 +317,9 @@ struct Way {
     agreed: bool,
 }
 
+/// For so many steps of the shallow model room is made at once.
+const STEPS_AHEAD: usize = 512;
+
 /// More ways than this are no ways.
 const MOST_WAYS: usize = 8;
 
@@ -350,10 +353,15 @@ impl<F> Beside<F> {
     {
         let (few, deep, program) = self.shallow.as_mut()?;
         let StepRange { events, storages } = crate::work::passing(|| few.step(key)).ok()?;
-        let begin = events.start;
+        let (begin, made) = (events.start, storages.len());
         let found = read(&StepOf { log: &few.log().borrow(), events, storages }, deep, program);
+        let mut log = few.log().borrow_mut();
         // Nobody reads it again.
-        few.log().borrow_mut().events.truncate(begin);
+        log.events.truncate(begin);
+        // Moving what is there, again and again, takes longer than a step.
+        if log.storages.capacity() - log.storages.len() < made {
+            log.storages.reserve(made * STEPS_AHEAD);
+        }
         Some(found)
     }
 }

@@ -224,11 +224,18 @@ impl FreeList {
         }
         let Ok(class) = self.find(size) else { return };
         let blocks = &mut self.classes[class].blocks;
-        if let Ok(place) = blocks.binary_search_by_key(&address, |(known, _)| *known) {
+        // What merges is mostly what was freed last, which lies at an end.
+        if blocks.front().is_some_and(|(known, _)| *known == address) {
+            blocks.pop_front();
+        } else if blocks.back().is_some_and(|(known, _)| *known == address) {
+            blocks.pop_back();
+        } else if let Ok(place) = blocks.binary_search_by_key(&address, |(known, _)| *known) {
             blocks.remove(place);
-            if blocks.is_empty() {
-                self.ran_out(class);
-            }
+        } else {
+            return;
+        }
+        if blocks.is_empty() {
+            self.ran_out(class);
         }
     }
 
