@@ -274,7 +274,7 @@ fn generate(prepared: &Prepared, wanted: Wanted) -> Result<Option<Found>, Failur
         }
         Wanted::Gpu => {
             let mut smaller = None;
-            for gpu in by_memory(prepared) {
+            for gpu in by_memory(prepared, &plan.gpu) {
                 let card = Found::new("gpu", json!(gpu.name), shown(&gpu));
                 if solve::fits(model, &InferPlan { gpu, ..plan.clone() })? {
                     return Ok(Some(card.before(smaller)));
@@ -344,7 +344,7 @@ fn served(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer) -
         }
         Wanted::Gpu => {
             let mut smaller = None;
-            for gpu in by_memory(prepared) {
+            for gpu in by_memory(prepared, first.report.plan.gpu()) {
                 let card = Found::new("gpu", json!(gpu.name), shown(&gpu));
                 if fits(&with(prepared, &card)) {
                     return Ok(Some(card.before(smaller)));
@@ -428,9 +428,9 @@ fn question(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer)
     question
 }
 
-/// The cards that are known, the smallest first.
-fn by_memory(prepared: &Prepared) -> Vec<Gpu> {
-    let mut cards: Vec<Gpu> = prepared.cards().all().collect();
+/// The cards of the asked one's maker, the smallest first: another maker's is no card that the same software runs on.
+fn by_memory(prepared: &Prepared, asked: &Gpu) -> Vec<Gpu> {
+    let mut cards: Vec<Gpu> = prepared.cards().all().filter(|card| card.vendor == asked.vendor).collect();
     vramcast_core::order::sort_by(&mut cards, |a, b| (a.memory, &a.name).cmp(&(b.memory, &b.name)));
     cards
 }
