@@ -62,7 +62,7 @@ fn mistakes_are_said_where_they_stand() {
         ("train gpt2 --lengths gone.txt", &["gone.txt is not a file that is there"]),
         ("train gpt2 --gpus 8 --deepspeed zero.json", &["zero.json: zero_optimization.stage: 5 is not"]),
         ("fit oom.log", &["vramcast doctor oom.log"]),
-        ("fit zero.json", &["stage: 5 is not"]),
+        ("fit zero.json --model gpt2 --gpus 8", &["stage: 5 is not"]),
         ("fit -- vllm serve", &["no model is given", "--model llama3-8b"]),
         ("train gpt2 --optimizer adamm", &["did you mean adamw or adam\n"]),
         ("train gpt2 --optimizer zzzzzzzz", &["is not one of adamw, adam,"]),

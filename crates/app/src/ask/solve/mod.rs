@@ -369,12 +369,14 @@ fn served(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer) -
             };
             count.map(|count| cards(count).before((count > 1).then(|| cards(count / 2))))
         }
-        Wanted::Layers if prepared.request.runner == Runner::LlamaCpp => {
+        Wanted::Layers if local => {
+            // As llama.cpp's flag and Ollama's parameter are called.
+            let flag = if prepared.request.runner == Runner::LlamaCpp { "-ngl" } else { "num_gpu" };
             let layers = ModelSizes::of(prepared.model()?.config(), 0).layers.unwrap_or(0);
             let on_cards = |count: u64| {
                 let words = match layers {
-                    _ if count > layers => format!("all {layers} layers and the output (-ngl {count})"),
-                    _ => format!("-ngl {count} of {} (layers and the output)", layers + 1),
+                    _ if count > layers => format!("all {layers} layers and the output ({flag} {count})"),
+                    _ => format!("{flag} {count} of {} (layers and the output)", layers + 1),
                 };
                 Found::new("n_gpu_layers", json!(count), words)
             };
@@ -382,7 +384,7 @@ fn served(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer) -
                 .map(|count| on_cards(count).before((count <= layers).then(|| on_cards(count + 1))))
         }
         Wanted::Layers => {
-            return Err(Failure::bad_input("--solve layers: layers stay on the host in llama.cpp only")
+            return Err(Failure::bad_input("--solve layers: layers stay on the host in llama.cpp and Ollama only")
                 .hint("use --engine llama.cpp"));
         }
         Wanted::Share if local => {
