@@ -67,6 +67,9 @@ fn mistakes_are_said_where_they_stand() {
         ("train gpt2 --optimizer adamm", &["did you mean adamw or adam\n"]),
         ("train gpt2 --optimizer zzzzzzzz", &["is not one of adamw, adam,"]),
         ("train --params -7B", &["--params: "]),
+        ("train gpt2 --gradient-checkpointing sometimes", &["'--gradient-checkpointing' knows full, every-N"]),
+        ("train gpt2 --expandable-segments maybe", &["'--expandable-segments' knows true, false"]),
+        ("fit -- vllm serve ./gone", &["./gone, which the file or line names"]),
         ("train google/gemma-3-4b-it --lora", &["--lora-target-modules"]),
     ] {
         let said = refused(here, line);
@@ -86,6 +89,15 @@ fn a_file_gives_its_model_its_name() {
     assert!(answered(folder.path(), "train mine.json --seq-len 64").starts_with("mine (GPT-2)"));
     let own = folder.path().file_name().unwrap().to_string_lossy().into_owned();
     assert!(answered(folder.path(), "train config.json --seq-len 64").starts_with(&format!("{own} (GPT-2)")));
+}
+
+/// People put a line between quotes.
+#[test]
+fn a_quoted_line_is_a_line() {
+    let here = Path::new(".");
+    let line = "vllm serve Qwen/Qwen3-8B --max-model-len 8192";
+    let said = run(here, &[["fit", "--"].as_slice(), &line.split(' ').collect::<Vec<_>>()].concat());
+    assert_eq!((run(here, &["fit", "--", line]), run(here, &["fit", line])), (said.clone(), said));
 }
 
 #[test]

@@ -99,7 +99,7 @@ impl Question {
             return match named {
                 None => Err(failure),
                 Some(_) => {
-                    let failure = failure.within(&format!("{name}, which the file names"));
+                    let failure = failure.within(&format!("{name}, which the file or line names"));
                     Err(failure.hint("give a model by its name, such as --model llama3-8b"))
                 }
             };

@@ -117,9 +117,13 @@ impl Arguments {
         if self.solve.is_some() {
             return Err(Failure::bad_input("--solve needs one engine").hint("name it with --engine"));
         }
-        let answers = engines::answers(&prepared, self.output.wanted()?)?;
+        let as_json = context.text_or_json("infer --engine all")?;
+        let mut wanted = self.output.wanted()?;
+        // Side by side there is no room for them.
+        wanted.suggestions &= as_json;
+        let answers = engines::answers(&prepared, wanted)?;
         let exit = if answers.iter().all(|answer| answer.fits) { Exit::Success } else { Exit::No };
-        if context.text_or_json("infer --engine all")? {
+        if as_json {
             return Ok(Answer::document(engines::document(&answers), exit));
         }
         let reports: Vec<_> = answers.iter().map(|answer| &answer.report).collect();
