@@ -301,7 +301,9 @@ impl Asking {
         let prices = self.take("prices");
         let kept = self.text("fail_under_headroom")?.map_or(Ok(Kept::Nothing), |text| formula::kept(&text))?;
         let prepared = self.question(Task::Train)?.prepare(Reach::Machine, settings)?;
-        let prices = prices.map_or_else(|| Ok(Default::default()), |prices| plan::prices(&prices, &prepared))?;
+        let prices = prices.map_or_else(|| Ok(Default::default()), |prices| plan::prices(&prices, &prepared));
+        let prices = prices.map_err(|one| one.within("prices"))?;
+        let keep = plan::keep(&keep).map_err(|one| one.within("keep"))?;
         let found = plan::find(&prepared, &plan::Wish { keep, prices, kept, alone: false })?;
         Ok((plan::document(&found), !found.plans.is_empty()))
     }

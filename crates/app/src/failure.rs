@@ -7,7 +7,7 @@ use vramcast_core::ask::Runner;
 use vramcast_core::ask::resolve::faults_of;
 use vramcast_core::ask::spell::{Flags, Keywords};
 use vramcast_core::model::ModelError;
-use vramcast_core::plan::fault::place;
+use vramcast_core::plan::fault::{Remedy, place};
 use vramcast_core::plan::{Fault, PlanError, Words};
 
 use crate::exit::Exit;
@@ -94,10 +94,15 @@ impl Failure {
         self
     }
 
-    /// With a cure.
+    /// With a cure, in the place of what was said of one.
     pub fn hint(mut self, cure: impl Into<String>) -> Self {
-        if let What::Said(_, hint) = &mut self.what {
-            *hint = Some(cure.into());
+        match &mut self.what {
+            What::Said(_, hint) => *hint = Some(cure.into()),
+            What::Faults(faults, ..) => {
+                if let [one] = &mut faults[..] {
+                    one.remedies = vec![Remedy::Other(cure.into())];
+                }
+            }
         }
         self
     }
@@ -219,8 +224,15 @@ impl From<FetchError> for Failure {
 
 impl From<ModelError> for Failure {
     fn from(error: ModelError) -> Self {
+        Self::of_config(error, "config.json")
+    }
+}
+
+impl Failure {
+    /// What is wrong with a model's config, which stands in a file of this name.
+    pub fn of_config(error: ModelError, file: &str) -> Self {
         if let ModelError::Unknown { .. } = &error {
-            let fault = Fault::new("model", format!("config.json: {error}"))
+            let fault = Fault::new("model", format!("{file}: {error}"))
                 .or_set("assume", "decoder")
                 .or("give a model that is known (`vramcast list families`)");
             return Self::faults(vec![fault], Runner::OneCard).at(Place::Config("model_type".into()));
@@ -236,7 +248,7 @@ impl From<ModelError> for Failure {
             ModelError::Missing { path, .. } | ModelError::BadValue { path, .. } => path.clone(),
             _ => String::new(),
         };
-        Self::bad_input(format!("config.json: {error}")).at(Place::Config(place))
+        Self::bad_input(format!("{file}: {error}")).at(Place::Config(place))
     }
 }
 

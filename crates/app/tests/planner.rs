@@ -60,6 +60,7 @@ fn the_most_is_served_and_the_next_is_not() {
     for (line, unknown, flag) in [
         ("infer qwen3-14b --engine llama.cpp --gpu rtx3060 -c 8192", "layers", "-ngl"),
         ("infer qwen3-14b --engine llama.cpp --gpu rtx3060 -c 8192", "quantization", "--quantization"),
+        ("infer llama3-70b --engine ollama --gpu rtx4090", "layers", "--n-gpu-layers"),
         ("infer llama3-8b --engine vllm --gpu rtx4090 --max-model-len 4096", "share", "--gpu-memory-utilization"),
         ("infer llama3-8b --engine vllm --max-model-len 4096", "gpu", "--gpu"),
         ("infer gpt2 --prompt 512 --new-tokens 2 --gpu t4", "batch", "--batch-size"),
@@ -157,6 +158,37 @@ fn suggestions_hold() {
             assert_eq!(samples(&again), samples(&document), "{line} {change}");
         }
     }
+}
+
+/// So do those where tokens are generated, by transformers and by every engine.
+#[test]
+fn suggestions_of_serving_hold() {
+    for (line, word) in [
+        ("llama3-70b --gpu h100", "--quantization int8"),
+        ("qwen3-8b --engine vllm --gpu l4 --context 40k", "--context "),
+        ("llama3-70b --engine vllm --gpu l40s", "--tensor-parallel-size 4"),
+        ("llama3-70b --engine sglang --gpu l40s", "--tensor-parallel-size 4"),
+        ("llama3-70b --engine tgi --gpu l40s", "--kv-cache-dtype fp8"),
+        ("llama3-70b --engine tensorrt-llm --gpu l40s", "--quantization awq"),
+        ("llama3-70b --engine llama.cpp --gpu rtx4090", "--n-gpu-layers "),
+        ("llama3-70b --engine ollama --gpu rtx4090", "--n-gpu-layers "),
+    ] {
+        let (document, code) = json(&format!("infer {line}"));
+        let suggestions = document["suggestions"].as_array().unwrap_or_else(|| panic!("{line}: nothing is offered"));
+        assert_eq!(code, 1, "{line}");
+        let offered = |one: &Value| one["change"].as_str().is_some_and(|change| change.contains(word));
+        assert!(suggestions.iter().any(offered), "{line}: {suggestions:?}");
+        for suggestion in suggestions {
+            let command = suggestion["command"].as_str().unwrap().strip_prefix("vramcast ").unwrap();
+            let (again, code) = json(command);
+            assert_eq!((code, &again["totals"]), (0, &suggestion["totals"]), "{line}: {command}");
+            assert!(!command.contains("--set"), "{command}");
+        }
+    }
+    // What is quantised already is not quantised again.
+    let (document, _) = json("infer Qwen/Qwen2.5-72B-Instruct-AWQ --engine vllm --gpu rtx4090");
+    let again = |one: &Value| one["change"].as_str().is_some_and(|change| change.contains("--quantization"));
+    assert!(!document["suggestions"].as_array().unwrap().iter().any(again), "{}", document["suggestions"]);
 }
 
 /// What fits only because cached memory is given back when the card is full is said at every place that offers it.

@@ -267,7 +267,8 @@ fn said(error: &str) -> String {
         Some((place, _)) => {
             format!("{place}it unfolds to more than a plan can need (an alias counts each time it is used)")
         }
-        None => first.to_owned(),
+        // What follows speaks to whoever calls the reader.
+        None => first.split(", set DuplicateKeyPolicy").next().unwrap_or_default().to_owned(),
     }
 }
 

@@ -314,7 +314,7 @@ impl Found {
                 refused = Some(error);
                 None
             }
-            built => built?,
+            built => built.map_err(|error| Failure::of_config(error, resolved.config_file()))?,
         };
         let model = model.map(|model| model.in_files(files));
         notes.extend(model.iter().flat_map(|model| model.notes().to_vec()));

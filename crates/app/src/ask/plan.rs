@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
 use vramcast_core::ask::{Kept, Request};
-use vramcast_core::plan::Fault;
+use vramcast_core::plan::{Fault, PlanError};
 use vramcast_core::planner::frontier::{Keep, Plans, Search, plans};
 use vramcast_core::planner::trial::{Tried, attempt};
 
@@ -18,7 +18,7 @@ use crate::failure::Failure;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Wish {
     /// What must stay as it is: full (all of the model is trained), arithmetic (types and optimizer).
-    pub(crate) keep: Vec<String>,
+    pub(crate) keep: Keep,
     /// What an hour of a card costs, by its name.
     pub(crate) prices: BTreeMap<String, f64>,
     /// What must stay free.
@@ -27,16 +27,22 @@ pub(crate) struct Wish {
     pub(crate) alone: bool,
 }
 
-/// Looks for plans.
-pub(crate) fn find(prepared: &Prepared, wish: &Wish) -> Result<Plans, Failure> {
+/// What must stay as it is, by its names.
+pub(crate) fn keep(names: &[String]) -> Result<Keep, Failure> {
     let mut keep = Keep::default();
-    for name in &wish.keep {
+    for name in names {
         match name.as_str() {
             "full" => keep.full = true,
             "arithmetic" => keep.arithmetic = true,
-            _ => return Err(Failure::bad_input(format!("keep: {name} is not full or arithmetic"))),
+            _ => return Err(Failure::bad_input(format!("{name} is not full or arithmetic"))),
         }
     }
+    Ok(keep)
+}
+
+/// Looks for plans.
+pub(crate) fn find(prepared: &Prepared, wish: &Wish) -> Result<Plans, Failure> {
+    let keep = wish.keep;
     let one = |request: &Request| {
         let tried = prepared.around(false, |model, around| attempt(model, request, around, wish.kept));
         tried.unwrap_or_else(|_| Err(Vec::new()))
@@ -84,12 +90,15 @@ pub(crate) fn prices(value: &Value, prepared: &Prepared) -> Result<BTreeMap<Stri
     let bad = |what: String| {
         Failure::bad_input(what).hint("prices are \"CARD\" = PRICE OF AN HOUR, one a line (TOML) or as JSON")
     };
-    let object = value.as_object().ok_or_else(|| bad("prices: no names and numbers".into()))?;
+    let object = value.as_object().ok_or_else(|| bad("no names and numbers".into()))?;
     let mut prices = BTreeMap::new();
     for (name, price) in object {
         let price = price.as_f64().filter(|price| *price >= 0.0);
-        let price = price.ok_or_else(|| bad(format!("prices: {name}: {} is not a price", object[name])))?;
-        let card = prepared.cards().find(name).map_err(|error| bad(format!("prices: {error}")))?;
+        let price = price.ok_or_else(|| bad(format!("{name}: {} is not a price", object[name])))?;
+        let card = prepared.cards().find(name).map_err(|error| match error {
+            PlanError::BadValue { expected, .. } => bad(format!("{name} is not {expected}")),
+            error => error.into(),
+        })?;
         prices.insert(card.name, price);
     }
     Ok(prices)

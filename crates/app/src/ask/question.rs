@@ -99,7 +99,7 @@ impl Question {
             return match named {
                 None => Err(failure),
                 Some(_) => {
-                    let failure = failure.within(&format!("{name}, which the file names"));
+                    let failure = failure.within(&format!("{name}, which the file or line names"));
                     Err(failure.hint("give a model by its name, such as --model llama3-8b"))
                 }
             };
@@ -170,6 +170,11 @@ impl Question {
             if let Some(task) = file.task.filter(|task| *task != self.asked.task) {
                 let (is, wanted) = if task == Task::Train { ("training", "infer") } else { ("generation", "train") };
                 return Err(Failure::bad_input(format!("the plan file is of {is}, not for `{wanted}`")));
+            }
+            // The line or file is there, and leaves the model out.
+            if self.subject.is_silent() && !file.notes.iter().any(|note| note.contains("--model")) {
+                return Err(Failure::bad_input("no model is given: the file or line names none")
+                    .hint("name it beside the file, or before the line's --: --model llama3-8b"));
             }
             // What the file says of its model is why there is none.
             if let Some(note) = file.notes.iter().find(|note| self.subject.is_silent() && note.contains("--model")) {
@@ -389,7 +394,7 @@ impl Prepared {
     pub(crate) fn failed(&self, faults: Vec<vramcast_core::plan::Fault>) -> Failure {
         // A config that is no model is told by its key.
         if let Some(Err(error)) = self.found.model.as_ref().map(|model| model.program(Inputs::inventory())) {
-            return error.into();
+            return Failure::of_config(error, self.found.resolved.config_file());
         }
         match faults.as_slice() {
             [one] if one.path == "model" => Failure::bad_input(one.problem.clone()).at(Place::Model),

@@ -179,7 +179,7 @@ fn round_shape(parameters: u64) -> (u64, u64) {
 fn answer(job: &Job, how: &How, context: &Context) -> Result<Answer, Failure> {
     let gpu = job.gpu();
     let kept = how.fail_under_headroom.as_deref().map_or(Ok(Kept::Nothing), formula::kept)?;
-    let method = how.method.lens();
+    let method = how.method.0;
     let simulate = |prepared: &Prepared| prepared.answer(Wanted { kept, suggestions: true, ..Wanted::default() });
     let outcome = job::outcome(job, method.map_or("simulate", Method::name), &context.settings, simulate)?;
     let percent = 100.0 * outcome.total as f64 / gpu.memory as f64;

@@ -1,7 +1,7 @@
 //! `vramcast fit`: files and launch lines of other tools as they are. What is given decides between `train` and `infer`, whose
 //! flags it takes; `words.rs` puts their names in its place.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use vramcast_core::ask::file::Content;
@@ -79,11 +79,19 @@ pub(super) fn rewrite(words: &[String]) -> Result<Option<Vec<String>>, Failure> 
     };
     let (given, rest) = match words.iter().position(|word| word == "--") {
         Some(at) => {
-            let line = spell::line(&words[at + 1..]);
+            // A line between quotes is one word.
+            let line = match &words[at + 1..] {
+                [line] if line.contains(char::is_whitespace) => line.clone(),
+                words => spell::line(words),
+            };
             arguments.line = Some(line.clone());
             (["--line".to_owned(), line], words[..at].to_vec())
         }
         None => match words.split_first() {
+            Some((line, rest)) if line.contains(char::is_whitespace) && !Path::new(line).exists() => {
+                arguments.line = Some(line.clone());
+                (["--line".to_owned(), line.clone()], rest.to_vec())
+            }
             Some((file, rest)) if !file.starts_with('-') || file == "-" => {
                 arguments.plan = Some(file.into());
                 (["--plan".to_owned(), file.clone()], rest.to_vec())

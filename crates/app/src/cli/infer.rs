@@ -8,7 +8,7 @@ use vramcast_core::plan::InferPlan;
 
 use super::context::Context;
 use super::fit::FileArguments;
-use super::lens::{self, LensArguments, MethodName};
+use super::lens::{self, LensArguments};
 use super::model::ModelArguments;
 use super::output::{MachineArguments, OutputArguments};
 use super::settings::{Inference, SettingFlags};
@@ -57,7 +57,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
     if arguments.question()?.is_to_all() {
         return arguments.all_engines(context);
     }
-    if let Some(method) = arguments.lens.method.lens() {
+    if let Some(method) = arguments.lens.method.0 {
         return arguments.formula(method, context);
     }
     let prepared = arguments.prepare(context)?;
@@ -88,7 +88,7 @@ impl Arguments {
         let mut asked = Asked {
             task: Task::Infer,
             named: self.settings.named.clone(),
-            lenient: self.lens.method.lens().is_some(),
+            lenient: self.lens.method.0.is_some(),
             ..Asked::default()
         };
         if let (Some(line), Some(runner)) = (&self.own_words, self.engine().and_then(|name| Runner::find(&name))) {
@@ -117,9 +117,13 @@ impl Arguments {
         if self.solve.is_some() {
             return Err(Failure::bad_input("--solve needs one engine").hint("name it with --engine"));
         }
-        let answers = engines::answers(&prepared, self.output.wanted()?)?;
+        let as_json = context.text_or_json("infer --engine all")?;
+        let mut wanted = self.output.wanted()?;
+        // Side by side there is no room for them.
+        wanted.suggestions &= as_json;
+        let answers = engines::answers(&prepared, wanted)?;
         let exit = if answers.iter().all(|answer| answer.fits) { Exit::Success } else { Exit::No };
-        if context.text_or_json("infer --engine all")? {
+        if as_json {
             return Ok(Answer::document(engines::document(&answers), exit));
         }
         let reports: Vec<_> = answers.iter().map(|answer| &answer.report).collect();
@@ -161,7 +165,7 @@ impl Arguments {
         if self.solve.is_some() && self.table {
             return Err(Failure::bad_input("--table and --solve are two answers").hint("ask for one"));
         }
-        if serves && self.lens.method != MethodName::Simulate {
+        if serves && self.lens.method.0.is_some() {
             return Err(
                 Failure::bad_input("--method has no effect on a serving engine").hint("formulas are for transformers")
             );

@@ -1,5 +1,6 @@
 //! `--method`: a published formula instead of the simulation.
 
+use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 use vramcast_core::ask::Given;
 use vramcast_core::lens::{self, Estimate, Facts, GIB, Method, Question, components};
@@ -15,44 +16,32 @@ use crate::render::page::{Block, Level, Page};
 use crate::render::table::Table;
 use crate::settings::Settings;
 
-/// How a number is found.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub(super) enum MethodName {
-    /// Run the job on tensors without data.
-    #[default]
-    Simulate,
-    /// Weights × 1.2 or × 4 × 1.3.
-    RuleOfThumb,
-    /// One multiplier per component.
-    Components,
-    /// Bytes per parameter, by engine.
-    Engines,
-    /// Activation factors and cushions.
-    Factors,
-    /// 34 + 5as/h.
-    Korthikanti,
-    /// DeepSpeed's estimators.
-    Deepspeed,
-    /// Megatron-LM's report.
-    Megatron,
-    /// `accelerate estimate-memory`.
-    Accelerate,
-}
+/// How a number is found: by a published formula, or without one by running the job on tensors without data.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct MethodName(pub(super) Option<Method>);
 
 impl MethodName {
-    /// The formula; none for the simulation.
-    pub(super) fn lens(self) -> Option<Method> {
-        Some(match self {
-            Self::Simulate => return None,
-            Self::RuleOfThumb => Method::RuleOfThumb,
-            Self::Components => Method::Components,
-            Self::Engines => Method::Engines,
-            Self::Factors => Method::Factors,
-            Self::Korthikanti => Method::Korthikanti,
-            Self::Deepspeed => Method::Deepspeed,
-            Self::Megatron => Method::Megatron,
-            Self::Accelerate => Method::Accelerate,
-        })
+    fn name(self) -> &'static str {
+        self.0.map_or("simulate", Method::name)
+    }
+}
+
+impl ValueEnum for MethodName {
+    fn value_variants<'a>() -> &'a [Self] {
+        const ALL: [MethodName; Method::ALL.len() + 1] = {
+            let mut all = [MethodName(None); Method::ALL.len() + 1];
+            let mut at = 0;
+            while at < Method::ALL.len() {
+                all[at + 1] = MethodName(Some(Method::ALL[at]));
+                at += 1;
+            }
+            all
+        };
+        &ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.name()))
     }
 }
 
@@ -120,7 +109,7 @@ impl LensArguments {
             formula::set(question, Method::Factors, flag, *value)?;
         }
         if let Some(text) = &self.lens_dtype {
-            if self.method.lens().is_none() {
+            if self.method.0.is_none() {
                 return Err(Failure::bad_input(format!("weights in {text} are not trained"))
                     .hint("--qlora or --quantization holds a frozen base in few bits; formulas take any type"));
             }
@@ -131,16 +120,12 @@ impl LensArguments {
 
     /// Refuses an option of one formula on another.
     pub(super) fn only_for_factors(&self, name: &str) -> Result<(), Failure> {
-        if self.method == MethodName::Factors {
+        if self.method.0 == Some(Method::Factors) {
             return Ok(());
         }
-        Err(Failure::bad_input(format!("{name} has no effect on --method {}", method_name(self.method)))
+        Err(Failure::bad_input(format!("{name} has no effect on --method {}", self.method.name()))
             .hint("it belongs to --method factors"))
     }
-}
-
-fn method_name(method: MethodName) -> &'static str {
-    method.lens().map_or("simulate", Method::name)
 }
 
 /// Flags that a formula does not look at: without each of them it says the same.

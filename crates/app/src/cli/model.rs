@@ -24,7 +24,13 @@ pub(super) struct ModelArguments {
     #[arg(long)]
     dequantize: bool,
     /// A model that has no config: how many parameters (7B), with --layers and --hidden for its shape.
-    #[arg(long, value_name = "COUNT", help_heading = "A model without a config", conflicts_with = "model")]
+    #[arg(
+        long,
+        value_name = "COUNT",
+        allow_hyphen_values = true,
+        help_heading = "A model without a config",
+        conflicts_with = "model"
+    )]
     params: Option<String>,
     /// Layers of a model without a config.
     #[arg(long, value_name = "N", help_heading = "A model without a config", conflicts_with = "model")]

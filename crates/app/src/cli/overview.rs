@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use vramcast_core::ask::{positions, target_positions};
 use vramcast_core::dtype::DType;
 use vramcast_core::dtype::Format as StorageFormat;
-use vramcast_core::lens::{Facts, GIB, rule_of_thumb};
+use vramcast_core::lens::{Facts, GIB, Method, rule_of_thumb};
 use vramcast_core::memory::simulation;
 use vramcast_core::model::{Inventory, Model};
 use vramcast_core::plan::{
@@ -100,8 +100,8 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         return detail::types(context);
     }
     let by_rule = match arguments.method {
-        MethodName::Simulate => false,
-        MethodName::RuleOfThumb => true,
+        MethodName(None) => false,
+        MethodName(Some(Method::RuleOfThumb)) => true,
         _ => {
             return Err(Failure::bad_input("--method: the overview takes simulate or rule-of-thumb")
                 .hint("`vramcast compare MODEL` shows all formulas"));

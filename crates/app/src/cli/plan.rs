@@ -34,15 +34,17 @@ const LARGEST: u64 = 1 << 20;
 pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Failure> {
     let as_json = context.text_or_json("plan")?;
     let prepared = arguments.train.prepare(context)?;
-    let mut wish = Wish { keep: arguments.keep.clone(), kept: arguments.train.kept("plan")?, ..Wish::default() };
+    let keep = plan::keep(&arguments.keep).map_err(|failure| failure.within("--keep"));
+    let mut wish = Wish { keep: keep?, kept: arguments.train.kept("plan")?, ..Wish::default() };
     if let Some(path) = &arguments.prices {
-        let bad = |what: String| Failure::bad_input(format!("--prices {}: {what}", path.display()));
+        let file = format!("--prices {}", path.display());
+        let bad = |what: String| Failure::bad_input(what).within(&file);
         let text = disk::text(path, LARGEST).map_err(|error| bad(error.to_string()))?;
         let value: Value = match serde_json::from_str(&text) {
             Ok(value) => value,
             Err(_) => toml::from_str(&text).map_err(|error| bad(error.message().to_owned()))?,
         };
-        wish.prices = plan::prices(&value, &prepared)?;
+        wish.prices = plan::prices(&value, &prepared).map_err(|failure| failure.within(&file))?;
     }
     let found = plan::find(&prepared, &wish)?;
     let exit = if found.plans.is_empty() { Exit::No } else { Exit::Success };

@@ -11,7 +11,10 @@ use vramcast_core::plan::TaskKind;
 pub(super) fn improved(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
     let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return error };
     let trains = !arguments.iter().any(|argument| argument == "infer");
-    let tip = option.strip_prefix("--").and_then(|name| tip(name, trains));
+    let tip = match option.strip_prefix("--") {
+        Some(name) => tip(name, trains),
+        None => detached(option, arguments, trains),
+    };
     if let (ErrorKind::UnknownArgument, Some(tip)) = (error.kind(), tip) {
         error.remove(ContextKind::SuggestedArg);
         // It holds the option that clap would have suggested.
@@ -19,6 +22,21 @@ pub(super) fn improved(mut error: clap::Error, arguments: &[OsString]) -> clap::
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![StyledStr::from(tip)]));
     }
     error
+}
+
+/// A word behind an option that takes its values with a sign of equality: words that it knows are joined before they come here.
+fn detached(word: &str, arguments: &[OsString], trains: bool) -> Option<String> {
+    let at = arguments.iter().position(|argument| argument == word)?;
+    let flag = arguments.get(at.checked_sub(1)?)?.to_str()?.strip_prefix("--")?;
+    let scope = if trains { Scope::TRAIN } else { Scope::INFER };
+    let row = table::of(scope).find(|row| row.is_called(flag) && !row.flag.is_empty())?;
+    let words = match row.kind {
+        Kind::Spelled(spelling) if !spelling.words.is_empty() => spelling.words,
+        Kind::Spelled(_) => return None,
+        Kind::Switch | Kind::Off => &["true", "false"],
+        _ => return None,
+    };
+    Some(format!("'--{flag}' knows {}", words.join(", ")))
 }
 
 /// What people type, and what it is called here in `train` and in `infer`; a name alone is the option.

@@ -67,7 +67,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         return arguments.placed(&found, &question, context);
     }
     let prepared = question.prepare(Reach::Machine, &context.settings)?;
-    let method = arguments.lens.method.lens();
+    let method = arguments.lens.method.0;
     let mut formula = Formula::default();
     if method.is_some() {
         let (plan, _) = prepared.train(true)?;
@@ -110,7 +110,7 @@ impl Arguments {
     /// Roles on shared cards.
     fn placed(&self, found: &Placement, base: &Question, context: &Context) -> Result<Answer, Failure> {
         let as_json = context.text_or_json("train with several roles")?;
-        let method = self.lens.method.lens().map(|_| "--method");
+        let method = self.lens.method.0.map(|_| "--method");
         if let Some(flag) = self.output.given().first().copied().or(self.solve.map(|_| "--solve")).or(method) {
             return Err(placement::unread(flag));
         }
@@ -133,7 +133,7 @@ impl Arguments {
                 task: Task::Train,
                 framework: self.framework.clone(),
                 named,
-                lenient: self.lens.method.lens().is_some(),
+                lenient: self.lens.method.0.is_some(),
                 ..Asked::default()
             },
             file: self.file.content()?,
@@ -148,7 +148,7 @@ impl Arguments {
     pub(super) fn kept(&self, what: &str) -> Result<Kept, Failure> {
         let shown = self.output.given().into_iter().find(|flag| *flag != "--fail-under-headroom");
         let other = shown.or(self.solve.map(|_| "--solve"));
-        match other.or((self.lens.method.lens().is_some()).then_some("--method")) {
+        match other.or((self.lens.method.0.is_some()).then_some("--method")) {
             Some(flag) => Err(Failure::bad_input(format!("{flag} has no effect with {what}")).hint("leave it out")),
             None => Ok(self.output.wanted()?.kept),
         }

@@ -89,7 +89,10 @@ fn name(path: &Path) -> String {
     if full.is_dir() {
         return file;
     }
-    let generic = is_json(&file) || file.starts_with("model.") || file.starts_with("model-");
+    let generic = file == contents::CONFIG
+        || file.ends_with(".index.json")
+        || file.starts_with("model.")
+        || file.starts_with("model-");
     let folder = || text(full.parent().and_then(Path::file_name));
     let stem = || text(full.file_stem());
     if generic { folder().or_else(stem) } else { stem() }.unwrap_or(file)

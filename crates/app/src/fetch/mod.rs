@@ -29,7 +29,7 @@ mod prefix;
 mod progress;
 mod spec;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -157,6 +157,14 @@ pub struct Resolved {
     pub origin: String,
     /// What a user should know: renamed, stale, incomplete.
     pub notes: Vec<String>,
+}
+
+impl Resolved {
+    /// What its config stands in.
+    pub fn config_file(&self) -> &str {
+        let file = Path::new(&self.origin).file_name().and_then(|name| name.to_str());
+        file.filter(|name| name.ends_with(".json")).unwrap_or(contents::CONFIG)
+    }
 }
 
 /// Finds a model.

@@ -177,7 +177,7 @@ fn doors(forms: impl Fn(usize) -> Vec<&'static str>) {
     let mut draw = Draw(17);
     for (turn, kind) in kinds(settings).iter().enumerate() {
         let mut same = 0;
-        for _ in 0..24 * plans {
+        for _ in 0..48 * plans {
             let words = drawn(settings, kind, &mut draw);
             let Some(by_flags) = answered(&words) else { continue };
             let drawn = &words;

@@ -55,6 +55,12 @@ impl Kept {
             Self::Percent(percent) => (memory as f64 * percent / 100.0).ceil() as u64,
         }
     }
+
+    /// Whether all cards fit and keep it free.
+    pub fn holds(self, verdicts: &[Verdict]) -> bool {
+        let free = |one: &Verdict| u64::try_from(one.headroom).is_ok_and(|left| left >= self.of(one.memory));
+        verdicts.iter().all(|one| one.fits && free(one))
+    }
 }
 
 /// The answer.
@@ -93,7 +99,7 @@ pub fn answer(
     let mut answer = match &settled.plan {
         RunPlan::Train(plan) => train(model, plan, request, around, wanted)?,
         RunPlan::Infer(plan) => generate(model, plan, request, around, wanted)?,
-        RunPlan::Serve(plan) => serve(model, plan, around, wanted)?,
+        RunPlan::Serve(plan) => serve(model, plan, request, around, wanted)?,
     };
     let Settled { notes, origins, .. } = settled;
     answer.report.request =
@@ -218,7 +224,13 @@ fn judged(
     Ok(Answer { report, suggestions, fits })
 }
 
-fn serve(model: &Model, plan: &ServePlan, around: &Surroundings<'_>, wanted: Wanted) -> Result<Answer, Vec<Fault>> {
+fn serve(
+    model: &Model,
+    plan: &ServePlan,
+    request: &Request,
+    around: &Surroundings<'_>,
+    wanted: Wanted,
+) -> Result<Answer, Vec<Fault>> {
     let served = serving::start(model, plan)?;
     let mut report = report::serving::summarize(around.name, model, plan, &served);
     if let (Some(most), serving::Served::Pool(budget)) = (longest_sequence(model), &served)
@@ -230,9 +242,11 @@ fn serve(model: &Model, plan: &ServePlan, around: &Surroundings<'_>, wanted: Wan
             grouped(most)
         ));
     }
-    let fits = report.verdicts.iter().all(|verdict| {
-        verdict.fits && u64::try_from(verdict.headroom).is_ok_and(|left| left >= wanted.kept.of(verdict.memory))
-    });
+    let fits = wanted.kept.holds(&report.verdicts);
+    let suggestions = match !fits && wanted.suggestions {
+        true => smallest::changes(model, request, around, (&report.plan, report.totals), wanted.kept),
+        false => Vec::new(),
+    };
     if wanted.all_cards {
         let cards = (around.cards)();
         let on = |gpu: Gpu| {
@@ -242,7 +256,7 @@ fn serve(model: &Model, plan: &ServePlan, around: &Surroundings<'_>, wanted: Wan
         };
         report.verdicts = cards.all().filter_map(on).collect();
     }
-    Ok(Answer { report, suggestions: Vec::new(), fits })
+    Ok(Answer { report, suggestions, fits })
 }
 
 /// The plan's own card judged, or every known one. A card decides kernels and workspaces, nearly all by its compute

@@ -81,8 +81,12 @@ pub(crate) fn engine_of(tree: &Value) -> Option<Runner> {
 
 /// Who generates or serves, from what is said.
 pub(super) fn server(stated: &Value, names: &[(String, Given)]) -> Result<Runner, Fault> {
-    let said = names.iter().rev().find(|(name, _)| name == "engine" || name == "engines");
-    let name = match said.map(|(_, given)| given) {
+    let said = names.iter().rev().find(|(name, _)| name == "engine" || name == "engines").map(|(_, given)| given);
+    // A name that is none is said in the words of the table, which says it again.
+    if let Some((row, given)) = table::called("engine", Runner::Transformers).zip(said) {
+        read::read(row, given)?;
+    }
+    let name = match said {
         Some(Given::Text(text)) => Some(text.clone()),
         Some(Given::Value(value)) => value.as_str().map(str::to_owned),
         _ => stated.get("engine").and_then(Value::as_str).map(str::to_owned),

@@ -388,11 +388,11 @@ pub(super) fn figured(text: &str, source: &str, cause: Cause) -> Option<(&'stati
     };
     match (source, cause) {
         ("vLLM", Cause::Cache) => {
-            let length = number(r"estimated maximum model length is (\d+)", 1)?;
-            Some((
-                "--max-model-len",
-                format!("--max-model-len {length}: the most that the cache holds, as vLLM estimates"),
-            ))
+            let estimated = number(r"estimated maximum model length is (\d+)", 1).map(|length| (length, "estimates"));
+            // Versions before 0.8.5 said how many tokens the cache holds.
+            let stored = || number(r"can be stored in KV cache \((\d+)\)", 1).map(|length| (length, "says"));
+            let (length, how) = estimated.or_else(stored).filter(|(length, _)| *length >= 1.0)?;
+            Some(("--max-model-len", format!("--max-model-len {length}: the most that the cache holds, as vLLM {how}")))
         }
         ("vLLM", Cause::OtherProcess) => {
             const FREE: &str = r"Free memory on device .{0,20}?\(([\d.]+)/([\d.]+) GiB\)";

@@ -111,6 +111,9 @@ fn figures_of_engines_are_cures() {
     let found = diagnose(length);
     assert!(found[0].cures[0].starts_with("--max-model-len 44544:"), "{:?}", found[0].cures);
     assert!(!found[0].cures[1..].iter().any(|cure| cure.contains("--max-model-len")));
+    let stored = "ValueError: The model's max seq len (131072) is larger than the maximum number of tokens that can be stored in KV \
+                  cache (26784). Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine.";
+    assert!(diagnose(stored)[0].cures[0].starts_with("--max-model-len 26784:"), "{:?}", diagnose(stored)[0].cures);
     let share = "ValueError: Free memory on device (14.52/23.69 GiB) on startup is less than desired GPU memory utilization (0.9, 21.32 GiB).";
     assert!(diagnose(share)[0].cures[0].starts_with("--gpu-memory-utilization 0.61:"));
     let ollama = "Error: model requires more system memory (9.1 GiB) than is available (5.3 GiB)";

@@ -306,6 +306,9 @@ impl Graph {
 
     /// The `k` largest along the last dimension: values and indices.
     pub fn top_k(&mut self, x: &Value, k: u64) -> (Value, Value) {
+        if k > x.size(-1) {
+            self.fail(format!("the best {k} of {}: there are not so many", x.size(-1)));
+        }
         let shape = x.shape().with(-1, k);
         let mut both = self.run_many(Op::TopK { sorted: true }, &[x], &[shape, shape]);
         let indices = both.pop();

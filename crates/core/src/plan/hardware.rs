@@ -134,6 +134,9 @@ impl Gpus {
                 });
             }
         }
+        if let Some(card) = self.printed(name) {
+            return Ok(card);
+        }
         let near: Vec<&str> = self
             .0
             .iter()
@@ -172,6 +175,36 @@ impl Gpus {
         };
         let fitting = self.0.iter().filter(|row| apart(row) <= row.memory_mib / 10);
         fitting.filter_map(|row| Some((rank(row)?, row))).max_by_key(|(rank, _)| *rank).map(|(_, row)| row.card())
+    }
+}
+
+impl Gpus {
+    /// The card whose name was pasted from nvidia-smi. Without its memory only words that change nothing may stand beside
+    /// the name: a `Ti`, a `Laptop` or another size is another card.
+    fn printed(&self, name: &str) -> Option<Gpu> {
+        const BESIDE: &[&str] = &[
+            "nvidia",
+            "geforce",
+            "tesla",
+            "sxm2",
+            "sxm3",
+            "sxm4",
+            "sxm5",
+            "pcie",
+            "hbm2",
+            "hbm2e",
+            "hbm3",
+            "hbm3e",
+            "blackwell",
+            "generation",
+            "workstation",
+            "server",
+            "edition",
+        ];
+        let said = words(name);
+        let card = said.first().filter(|maker| BESIDE[..3].contains(&maker.as_str())).and(self.called(name, None))?;
+        let own = words(&card.name);
+        said.iter().all(|word| own.contains(word) || BESIDE.contains(&word.as_str())).then_some(card)
     }
 }
 
@@ -355,6 +388,20 @@ mod tests {
         assert_eq!(called("NVIDIA GeForce RTX 4090 Laptop GPU", 16_376), None, "another card of that name");
         assert_eq!(called("Voodoo 2", 12), None);
         assert_eq!(cards.called("NVIDIA A100-SXM4-40GB", None).map(|card| card.name).as_deref(), Some("A100-40GB"));
+        // Pasted from nvidia-smi where a card is asked for.
+        for (said, name) in [
+            ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+            ("NVIDIA H100 80GB HBM3", "H100-80GB"),
+            ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+            ("Tesla T4", "T4"),
+            ("Tesla V100-SXM2-16GB", "V100-16GB"),
+            ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ] {
+            assert_eq!(cards.find(said).map(|card| card.name).as_deref(), Ok(name), "{said}");
+        }
+        for said in ["NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 3060 Ti", "NVIDIA A100-SXM4-64GB"] {
+            assert!(cards.find(said).is_err(), "{said} is another card");
+        }
     }
 
     #[test]

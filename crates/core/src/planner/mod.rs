@@ -2,7 +2,7 @@
 //!
 //! | module | what is in it |
 //! |---|---|
-//! | [`moves`] | what can be changed: one row per move, with its cost; `meshes` the splits over cards |
+//! | [`moves`] | what can be changed: one row per move, with its cost; `meshes` the splits over cards, `serving` what else can be where tokens are generated |
 //! | [`trial`] | a request tried: settled, simulated, judged |
 //! | [`smallest`] | the fewest and cheapest changes after which a run fits |
 //! | [`frontier`], `explore` | plans that fit, memory against cost, and the search for them |
@@ -13,6 +13,7 @@ mod explore;
 pub mod frontier;
 mod meshes;
 pub mod moves;
+mod serving;
 pub mod smallest;
 pub mod solve;
 pub mod strategies;

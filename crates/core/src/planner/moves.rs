@@ -83,11 +83,11 @@ impl Now<'_> {
         tree::get(self.tree, path).and_then(Value::as_str) == Some(value)
     }
 
-    fn on(&self, path: &str) -> bool {
+    pub(super) fn on(&self, path: &str) -> bool {
         tree::get(self.tree, path) == Some(&Value::Bool(true))
     }
 
-    fn absent(&self, path: &str) -> bool {
+    pub(super) fn absent(&self, path: &str) -> bool {
         tree::get(self.tree, path).is_none_or(Value::is_null)
     }
 
@@ -114,7 +114,7 @@ impl Now<'_> {
     }
 }
 
-fn when(applies: bool, values: impl IntoIterator<Item = Value>) -> Vec<Value> {
+pub(super) fn when(applies: bool, values: impl IntoIterator<Item = Value>) -> Vec<Value> {
     if applies { values.into_iter().collect() } else { Vec::new() }
 }
 

@@ -12,6 +12,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::moves::{Cost, MOVES, Move};
+use super::serving;
 use super::trial::{self, Tried, attempt_changed, edited, is_none};
 use crate::ask::{Kept, Request, Surroundings, resolve, spell, tree};
 use crate::model::Model;
@@ -79,15 +80,12 @@ pub fn changes(
     (plan, now): (&RunPlan, Totals),
     kept: Kept,
 ) -> Vec<Suggestion> {
-    if matches!(plan, RunPlan::Serve(_)) {
-        return Vec::new();
-    }
     let search = Search { model, request, around, kept, now, known: RefCell::default() };
     let cards: Vec<Gpu> = (around.cards)().all().collect();
     let (request_now, plan) = (request.clone(), plan.clone());
     let asked = Tried { request: request_now, plan, totals: now, fits: false, retries: 0, cost: None };
     let (mut found, mut steps) = (Vec::new(), Vec::new());
-    for one in MOVES.iter().filter(|one| one.cost != Cost::Mesh) {
+    for one in MOVES.iter().chain(serving::MOVES).filter(|one| one.cost != Cost::Mesh) {
         let values = trial::values(one, &asked, model, &cards);
         let Some(last) = values.last() else { continue };
         // What saves most first: where that does not fit, nothing milder does.

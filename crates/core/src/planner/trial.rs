@@ -7,9 +7,10 @@ use crate::ask::deduce;
 use crate::ask::{Kept, Request, Surroundings, resolve, tree};
 use crate::memory::simulation;
 use crate::model::Model;
-use crate::plan::{Fault, Gpu, InferPlan, ModelCode, Offload, RunPlan, TrainPlan};
-use crate::report::Totals;
+use crate::plan::{Fault, Gpu, InferPlan, ModelCode, Offload, RunPlan, ServePlan, TrainPlan};
 use crate::report::cost::{StepCost, of_simulation};
+use crate::report::{self, Totals};
+use crate::serving;
 
 /// What came of a try.
 #[derive(Debug, Clone)]
@@ -52,7 +53,16 @@ pub fn attempt(model: &Model, request: &Request, around: &Surroundings<'_>, kept
     let run = match &plan {
         RunPlan::Train(plan) => simulation::train(model, plan),
         RunPlan::Infer(plan) => simulation::infer(model, plan),
-        RunPlan::Serve(_) => return Err(vec![Fault::unsupported("", "trying other plans of a serving engine")]),
+        RunPlan::Serve(serving) => {
+            return served(model, request, serving, kept).map(|(totals, fits)| Tried {
+                request: request.clone(),
+                totals,
+                fits,
+                retries: 0,
+                cost: None,
+                plan: plan.clone(),
+            });
+        }
     };
     let run = run.map_err(|error| crate::ask::resolve::faults_of(error, ""))?;
     let (totals, gpu) = (Totals::of(&run), plan.gpu());
@@ -63,6 +73,13 @@ pub fn attempt(model: &Model, request: &Request, around: &Surroundings<'_>, kept
         _ => None,
     };
     Ok(Tried { request: request.clone(), totals, fits, retries: run.replay.retries, cost, plan })
+}
+
+/// What an engine takes, and whether it fits.
+fn served(model: &Model, request: &Request, plan: &ServePlan, kept: Kept) -> Result<(Totals, bool), Vec<Fault>> {
+    let name = request.runner.name();
+    let report = report::serving::summarize(name, model, plan, &serving::start(model, plan)?);
+    Ok((report.totals, kept.holds(&report.verdicts)))
 }
 
 /// Whether a plan cannot fit whatever its steps take: the weights of a model that is whole on one card are there all the time.

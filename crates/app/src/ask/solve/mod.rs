@@ -274,7 +274,7 @@ fn generate(prepared: &Prepared, wanted: Wanted) -> Result<Option<Found>, Failur
         }
         Wanted::Gpu => {
             let mut smaller = None;
-            for gpu in by_memory(prepared) {
+            for gpu in by_memory(prepared, &plan.gpu) {
                 let card = Found::new("gpu", json!(gpu.name), shown(&gpu));
                 if solve::fits(model, &InferPlan { gpu, ..plan.clone() })? {
                     return Ok(Some(card.before(smaller)));
@@ -344,7 +344,7 @@ fn served(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer) -
         }
         Wanted::Gpu => {
             let mut smaller = None;
-            for gpu in by_memory(prepared) {
+            for gpu in by_memory(prepared, first.report.plan.gpu()) {
                 let card = Found::new("gpu", json!(gpu.name), shown(&gpu));
                 if fits(&with(prepared, &card)) {
                     return Ok(Some(card.before(smaller)));
@@ -369,12 +369,14 @@ fn served(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer) -
             };
             count.map(|count| cards(count).before((count > 1).then(|| cards(count / 2))))
         }
-        Wanted::Layers if prepared.request.runner == Runner::LlamaCpp => {
+        Wanted::Layers if local => {
+            // As llama.cpp's flag and Ollama's parameter are called.
+            let flag = if prepared.request.runner == Runner::LlamaCpp { "-ngl" } else { "num_gpu" };
             let layers = ModelSizes::of(prepared.model()?.config(), 0).layers.unwrap_or(0);
             let on_cards = |count: u64| {
                 let words = match layers {
-                    _ if count > layers => format!("all {layers} layers and the output (-ngl {count})"),
-                    _ => format!("-ngl {count} of {} (layers and the output)", layers + 1),
+                    _ if count > layers => format!("all {layers} layers and the output ({flag} {count})"),
+                    _ => format!("{flag} {count} of {} (layers and the output)", layers + 1),
                 };
                 Found::new("n_gpu_layers", json!(count), words)
             };
@@ -382,7 +384,7 @@ fn served(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer) -
                 .map(|count| on_cards(count).before((count <= layers).then(|| on_cards(count + 1))))
         }
         Wanted::Layers => {
-            return Err(Failure::bad_input("--solve layers: layers stay on the host in llama.cpp only")
+            return Err(Failure::bad_input("--solve layers: layers stay on the host in llama.cpp and Ollama only")
                 .hint("use --engine llama.cpp"));
         }
         Wanted::Share if local => {
@@ -428,9 +430,9 @@ fn question(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer)
     question
 }
 
-/// The cards that are known, the smallest first.
-fn by_memory(prepared: &Prepared) -> Vec<Gpu> {
-    let mut cards: Vec<Gpu> = prepared.cards().all().collect();
+/// The cards of the asked one's maker, the smallest first: another maker's is no card that the same software runs on.
+fn by_memory(prepared: &Prepared, asked: &Gpu) -> Vec<Gpu> {
+    let mut cards: Vec<Gpu> = prepared.cards().all().filter(|card| card.vendor == asked.vendor).collect();
     vramcast_core::order::sort_by(&mut cards, |a, b| (a.memory, &a.name).cmp(&(b.memory, &b.name)));
     cards
 }

@@ -165,10 +165,11 @@ pub(crate) async fn plans(State(service): Shared, Json(request): Json<PlansReque
             let subject = request.subject();
             let prepared = request.wish().prepare(Task::Train, subject, service)?;
             let prices = match request.prices {
-                Some(prices) => plan::prices(&Value::Object(prices), &prepared)?,
+                Some(prices) => plan::prices(&Value::Object(prices), &prepared).map_err(|one| one.within("prices"))?,
                 None => Default::default(),
             };
-            let wish = plan::Wish { keep: request.keep, prices, alone: true, ..plan::Wish::default() };
+            let keep = plan::keep(&request.keep).map_err(|one| one.within("keep"))?;
+            let wish = plan::Wish { keep, prices, alone: true, ..plan::Wish::default() };
             Ok(plan::find(&prepared, &wish)?)
         })
         .await

@@ -27,6 +27,7 @@ use super::{table, tree};
 use crate::model::Model;
 use crate::model::families::denoisers::Pictures;
 use crate::plan::fault::Remedy;
+use crate::plan::import::distance;
 use crate::plan::{Batch, Fault, Faults, Framework, Gpus, Origin, PlanError, RunPlan, Situation};
 use crate::typed;
 
@@ -407,11 +408,24 @@ impl<'a> Draft<'a> {
 pub fn reworded(problem: &str) -> String {
     let plain = |text: &str| text.replace('`', "");
     let Some((what, known)) = problem.split_once(", expected ") else { return problem.to_owned() };
-    if let Some(value) = what.strip_prefix("unknown variant ") {
-        return format!("{} is not {}", plain(value), plain(known));
+    let near = |word: &str| {
+        // A long list is looked through for whoever mistyped one of its words.
+        let all: Vec<&str> = known.split('`').skip(1).step_by(2).collect();
+        let is_near = |one: &&str| distance(one, word) <= 2.min(word.len() / 3);
+        let near: Vec<&str> = all.iter().copied().filter(is_near).collect();
+        (all.len() > 12 && !near.is_empty()).then(|| near.join(" or "))
+    };
+    if let Some(value) = what.strip_prefix("unknown variant ").map(plain) {
+        return match near(&value) {
+            Some(near) => format!("{value} is not known; did you mean {near}"),
+            None => format!("{value} is not {}", plain(known)),
+        };
     }
-    if let Some(field) = what.strip_prefix("unknown field ") {
-        return format!("there is no {} here; known are {}", plain(field), plain(known.trim_start_matches("one of ")));
+    if let Some(field) = what.strip_prefix("unknown field ").map(plain) {
+        return match near(&field) {
+            Some(near) => format!("there is no {field} here; did you mean {near}"),
+            None => format!("there is no {field} here; known are {}", plain(known.trim_start_matches("one of "))),
+        };
     }
     let Some(value) = what.strip_prefix("invalid type: ").or_else(|| what.strip_prefix("invalid value: ")) else {
         return problem.to_owned();

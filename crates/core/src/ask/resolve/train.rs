@@ -7,8 +7,8 @@ use crate::ask::request::Request;
 use crate::ask::{origin, tree};
 use crate::model::{Model, Program};
 use crate::plan::{
-    AdapterPlan, AttentionKind, Checkpointing, Fault, Kernels, ModelSizes, OptimizerKind, RunPlan, Situation, TaskKind,
-    TrainPlan, liger,
+    AdapterLayout, AdapterPlan, AttentionKind, Checkpointing, Fault, Kernels, ModelCode, ModelSizes, OptimizerKind,
+    RunPlan, Situation, TaskKind, TrainPlan, liger,
 };
 use crate::typed;
 
@@ -47,13 +47,25 @@ pub(super) fn settle(model: &Model, request: &Request, around: &Surroundings<'_>
     draft.faults.take(plan.check_on(model));
     idle(&mut draft, &plan);
     spaced(model, &plan, &mut draft);
-    let saved = match &plan.adapter {
-        Some(AdapterPlan::Lora(lora)) => lora.modules_to_save.clone(),
-        _ => Vec::new(),
+    let (saved, targets) = match &plan.adapter {
+        Some(AdapterPlan::Lora(lora)) => {
+            let peft = plan.model_code == ModelCode::Transformers && draft.states("adapter.targets");
+            (lora.modules_to_save.clone(), Some(lora.clone()).filter(|_| peft))
+        }
+        _ => (Vec::new(), None),
     };
-    if draft.faults.is_empty() && !(plan.frozen.is_empty() && saved.is_empty()) {
-        match model.program(plan.batch.training_inputs()) {
+    if draft.faults.is_empty() && !(plan.frozen.is_empty() && saved.is_empty() && targets.is_none()) {
+        match model.shared_program(plan.batch.training_inputs()) {
             Ok(program) => {
+                if let Some(lora) = &targets {
+                    let names = AdapterLayout::passed_over(
+                        lora,
+                        model.config()["model_type"].as_str().unwrap_or_default(),
+                        &program,
+                    );
+                    let said = names.iter().map(|name| format!("no module is called {name}: PEFT passes over it"));
+                    draft.notes.extend(said);
+                }
                 match plan.resolve_frozen(&program) {
                     Ok(notes) => draft.notes.extend(notes),
                     Err(faults) => draft.faults.take(Err(faults)),

@@ -19,9 +19,15 @@ pub(super) const HARDWARE: &[Setting] = &[
         .from("torch 2.11's defaults")
         .on(Topic::Hardware, Scope::TENSORS)
         .example("--alloc-conf expandable_segments:True"),
-    setting("allocator.expandable_segments", "", Kind::Switch, "One growing segment per pool (PYTORCH_ALLOC_CONF)")
-        .from("torch 2.11's default")
-        .on(Topic::Hardware, Scope::TENSORS),
+    setting(
+        "allocator.expandable_segments",
+        "expandable-segments",
+        Kind::Switch,
+        "One growing segment per pool (PYTORCH_ALLOC_CONF)",
+    )
+    .from("torch 2.11's default")
+    .on(Topic::Hardware, Scope::TENSORS)
+    .example("--expandable-segments"),
 ];
 
 /// The mesh.

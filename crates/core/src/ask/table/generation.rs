@@ -21,6 +21,7 @@ pub(super) const ROWS: &[Setting] = &[
     .on(Topic::Generation, Scope::GENERATE)
     .example("--stop-after 4 --new-tokens 900"),
     setting("beams", "beams", Kind::Whole, "Beams per prompt")
+        .also(&["num-beams"])
         .from("transformers 5.17's default")
         .on(Topic::Generation, Scope::GENERATE)
         .example("--beams 4"),

@@ -171,10 +171,12 @@ pub(super) const STEP: &[Setting] = &[
         ("flash3", "FlashAttention 3"),
         ("flex", "torch's flex attention, compiled by itself"),
     ]), "How attention is computed")
+        .also(&["attn-implementation"])
         .from("transformers 5.17's default")
         .on(Topic::Kernels, Scope::TORCH)
         .example("--attention eager"),
     setting("attention", "attention", Kind::Choice(&[("sdpa", "torch chooses a kernel"), ("eager", "the model's own code")]), "How attention is computed")
+        .also(&["attn-implementation"])
         .from("transformers 5.17's default")
         .on(Topic::Kernels, Scope::GENERATE)
         .example("--attention eager --new-tokens 0"),

@@ -14,6 +14,7 @@
 //! | [`cache`] | the caches of `generate` and their masks |
 //! | [`liger`] | what Liger's kernels put in place of these |
 //! | `loss`, [`head`], `trl_loss` | losses, and those that take the output head along |
+//! | `checkpoints`, `settings` | layers that keep only what comes in; what of a plan is needed here |
 //! | `nested` | checkpoints with a backward pass of their own |
 //! | `fold` | stacks of layers that are alike, run in part |
 //! | [`hooks`] | what wrappers do around modules |
@@ -24,6 +25,7 @@
 mod attention;
 mod batched_experts;
 pub mod cache;
+mod checkpoints;
 mod compile;
 mod dealt;
 mod experts;
@@ -43,6 +45,7 @@ mod norm;
 mod quantised_cache;
 mod rotary;
 mod scales;
+mod settings;
 mod stored_experts;
 pub mod tensor_parallel;
 mod tensors;
@@ -56,64 +59,17 @@ pub use dealt::{Dealt, NOWHERE};
 pub use linear::Wrapped;
 pub use lora::LoraWeights;
 pub use scales::Scales;
+pub use settings::Settings;
 
-use nested::Kept;
 use variables::{Frames, Variables};
 
-use super::autograd::Frame;
 use super::log::Category;
-use super::saved::ToHost;
 use super::tensor::Tensor;
 use super::torch::Torch;
 use crate::dtype::DType;
 use crate::model::op::{Attention, EagerStyle, ExpertStyle, Input, ModuleId, Op, ParameterId, ValueId};
 use crate::model::{ModuleKind, Program, Step};
-use crate::plan::{AttentionKind, Compile, Float8, Kernels};
-
-/// What of a plan the lowering needs.
-#[derive(Debug, Clone, Copy)]
-pub struct Settings {
-    /// How attention is computed.
-    pub attention: AttentionKind,
-    /// Whether layers are recomputed in backward.
-    pub checkpointing: bool,
-    /// Whose kernels run.
-    pub kernels: Kernels,
-    /// The type autocast computes in.
-    pub autocast: Option<DType>,
-    /// The type the model computes in: what it was built in, unless an engine gathers it in another.
-    pub weights: DType,
-    /// The type of buffers that were built with the weights; engines may leave it alone.
-    pub buffers: DType,
-    /// Whether the batch brings a mask, and whether it masks anything.
-    pub padded: bool,
-    /// Whether the batch brings a 2-D mask.
-    pub mask: bool,
-    /// Tokens that are no padding, where that is known.
-    pub real_tokens: Option<u64>,
-    /// Tokens that the loss counts, where that is known.
-    pub counted: Option<u64>,
-    /// Samples that lie one after the other in the only row.
-    pub documents: Option<u64>,
-    /// What of that which is saved for backward waits on the host.
-    pub save_on_cpu: Option<ToHost>,
-    /// What `torch.compile` was called on.
-    pub compile: Option<Compile>,
-    /// Whether Inductor decides otherwise than usual on padding the gradient of a head's weight.
-    pub pads_otherwise: bool,
-    /// Whether Inductor reuses buffers whatever waits for it (before torch 2.9).
-    pub reuses_all: bool,
-    /// How products of compiled layers are scaled to bytes.
-    pub float8: Option<Float8>,
-    /// Whether the loop lets go of what the model returns, as the Trainer does, whose autocast widens it.
-    pub drops_outputs: bool,
-    /// Whether a cache is filled though nothing is generated: who calls the model does not say `use_cache=False`.
-    pub fills_cache: bool,
-    /// Whether what goes into every layer is returned too (`output_hidden_states`).
-    pub keeps_hidden: bool,
-    /// Whether who calls the model says `use_cache=False`.
-    pub refuses_cache: bool,
-}
+use crate::plan::{AttentionKind, Compile};
 
 /// A program ready to run: its parameters are on the device.
 pub struct Runner {
@@ -337,68 +293,6 @@ impl Runner {
 
     fn kind(&self, module: ModuleId) -> ModuleKind {
         self.program.modules[module.0 as usize].kind
-    }
-
-    fn is_checkpointed(&self, torch: &Torch, module: ModuleId) -> bool {
-        self.settings.checkpointing
-            && torch.grad_enabled
-            && torch.recording.is_none()
-            && torch.recomputing.is_none()
-            && self.kind(module) == ModuleKind::Layer
-            && self.is_nth(module)
-    }
-
-    /// Of every `n` layers the last one is recomputed, as torchtitan counts them.
-    fn is_nth(&self, module: ModuleId) -> bool {
-        let every = self.wrapped.checkpoints.every as usize;
-        let before = &self.program.modules[..module.0 as usize];
-        every <= 1 || (before.iter().filter(|m| m.kind == ModuleKind::Layer).count() + 1).is_multiple_of(every)
-    }
-
-    /// Runs a layer keeping only what comes in; backward runs it again when it first needs something from inside.
-    fn checkpoint(self: &Rc<Self>, torch: &mut Torch, frames: &mut Frames, range: std::ops::Range<usize>) {
-        let on_host = torch.saves_on_host.is_some();
-        let captured: Vec<Kept> =
-            self.captured(frames, &range).into_iter().map(|(id, x)| Kept::new(torch, id, x, on_host)).collect();
-        let frame = Frame::new(self.wrapped.checkpoints.selective);
-        torch.recording = Some(Rc::clone(&frame));
-        self.run_layer(torch, frames, range.clone());
-        torch.recording = None;
-        frames.held.clear();
-        let given = std::mem::take(&mut frames.given);
-        let runner = Rc::clone(self);
-        let again = move |torch: &mut Torch| {
-            // Checkpoints inside this one live as long as it does, and what they were given with them.
-            let _given = &given;
-            let mut frames = Frames::new(Variables::of(&runner.program, &range));
-            for kept in &captured {
-                frames.values[kept.value] = Some(kept.tensor(torch));
-            }
-            let outer = std::mem::replace(&mut torch.autocast, runner.settings.autocast);
-            let mark = torch.graph_mark();
-            runner.recomputed(torch, &range);
-            runner.run_layer(torch, &mut frames, range.clone());
-            torch.drop_graph(mark);
-            torch.cast_cache.clear();
-            torch.autocast = outer;
-        };
-        *frame.run.borrow_mut() = Some(Rc::new(again));
-    }
-
-    /// The values from outside that a range of steps reads.
-    fn captured(&self, frames: &Frames, range: &std::ops::Range<usize>) -> Vec<(ValueId, Tensor)> {
-        let mut captured: Vec<(ValueId, Tensor)> = Vec::new();
-        for step in &self.program.steps[range.clone()] {
-            let Step::Run { inputs, .. } = step else { continue };
-            for value in inputs {
-                if let Some(tensor) = &frames.values[*value]
-                    && !captured.iter().any(|(known, _)| known == value)
-                {
-                    captured.push((*value, tensor.clone()));
-                }
-            }
-        }
-        captured
     }
 
     fn parameter(&self, id: ParameterId) -> &Tensor {

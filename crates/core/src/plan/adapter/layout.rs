@@ -80,6 +80,12 @@ impl AdapterLayout {
         Self::of(plan, model_type, &program.modules, &program.parameters)
     }
 
+    /// Names among the plan's targets that no module of a program goes by.
+    pub fn passed_over<'a>(plan: &'a LoraPlan, model_type: &str, program: &Program) -> Vec<&'a str> {
+        let view = View { model_type, modules: &program.modules, parameters: &program.parameters };
+        targets::passed_over(plan, view)
+    }
+
     fn of(plan: &LoraPlan, model_type: &str, modules: &[Module], parameters: &[Parameter]) -> Result<Self, PlanError> {
         plan.check()?;
         let view = View { model_type, modules, parameters };

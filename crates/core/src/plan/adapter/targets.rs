@@ -123,6 +123,15 @@ pub(super) fn resolve(plan: &LoraPlan, view: View<'_>) -> Result<Resolved, PlanE
     Ok(resolved)
 }
 
+/// Names that no module goes by: PEFT's `inject_adapter` passes over them where it finds another.
+pub(super) fn passed_over<'a>(plan: &'a LoraPlan, view: View<'_>) -> Vec<&'a str> {
+    let Targets::Names(names) = &plan.targets else { return Vec::new() };
+    let fused = facts(view.model_type).experts;
+    let is_fused = |name: &str| fused.is_some_and(|all| all.mapping.iter().any(|(old, _)| is_or_ends_with(name, old)));
+    let is_module = |name: &str| view.modules.iter().any(|module| is_or_ends_with(&module.path, name));
+    names.iter().map(String::as_str).filter(|name| !is_module(name) && !is_fused(name)).collect()
+}
+
 /// PEFT's own targets for a type, or its refusal.
 pub(super) fn default_targets(list: Option<NameList>, model_type: &str, method: &str) -> Result<Targets, PlanError> {
     match list {
@@ -130,7 +139,7 @@ pub(super) fn default_targets(list: Option<NameList>, model_type: &str, method: 
         Some(list) => Ok(Targets::Names(list.iter().map(|name| (*name).to_owned()).collect())),
         None => Err(PlanError::Conflict {
             what: format!("no default {method} targets of PEFT are known for model_type {model_type}"),
-            hint: "name the target modules, or say all-linear".into(),
+            hint: "name the target modules (--lora-target-modules q_proj,v_proj), or say all-linear".into(),
         }),
     }
 }

@@ -116,8 +116,21 @@ impl Lengths {
             Some(_) => None,
             None => Self::listed(text),
         };
+        let no_number = || {
+            let number = |line: &str| Self::listed(line).is_some() || line.trim().is_empty();
+            // The first line may be the name of a column.
+            let mut lines = text.lines().enumerate().skip(1).filter(|(_, line)| !number(line));
+            lines.next().map_or_else(String::new, |(at, line)| format!(" (line {}: {})", at + 1, line.trim()))
+        };
+        let is_path = |text: &str| {
+            text.contains(['/', '\\'])
+                || text.rsplit_once('.').is_some_and(|(_, end)| {
+                    end.len() <= 5 && end.starts_with(|first: char| first.is_ascii_alphabetic())
+                })
+        };
         found.ok_or_else(|| match text.contains('\n') {
-            true => "a list of numbers; text is counted by --data FILE --tokenizer FILE".to_owned(),
+            true => format!("a list of numbers{}; text is counted by --data FILE --tokenizer FILE", no_number()),
+            false if is_path(text) => format!("a file that is there, nor {expected}"),
             false => expected.to_owned(),
         })
     }

@@ -246,6 +246,9 @@ fn zero(value: &Value, hidden_size: Option<u64>, notes: &mut Vec<String>) -> Res
                 }
                 None => Err(vec![bad(&place, value, "a number (auto needs a model with a hidden_size)")]),
             },
+            stage if known == "stage" && !(0..=3).any(|known| *stage == known) => {
+                Err(vec![bad(&place, value, "0, 1, 2 or 3")])
+            }
             Value::Number(_) if known != "mics_shard_size" => number(&place, value).map(Into::into),
             Value::Object(section) if known.starts_with("offload_") => offload(&place, section),
             other => Ok(other.clone()),
@@ -373,6 +376,7 @@ mod tests {
                 .map(|key| format!("zero_optimization.{key}"))
         );
         assert_eq!(zero(json!({"stage": 2, "no_such_key": 1})), ["zero_optimization"]);
+        assert_eq!(zero(json!({"stage": 5})), ["zero_optimization.stage"]);
         assert_eq!(refused(json!({"bf16": {"enabled": true}, "fp16": {"enabled": true}})), ["fp16.enabled"]);
         assert_eq!(
             refused(json!({"sparse_attention": {}, "data_types": {"x": 1}})),
