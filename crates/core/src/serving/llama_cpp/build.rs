@@ -57,6 +57,10 @@ impl Build {
     pub(super) const OUTPUT_FIRST: u32 = 7470;
     /// Vectors are an input beside tokens, in use or not (18550).
     pub(super) const TWO_INPUTS: u32 = 7720;
+    /// Layers that guess ahead run, and are loaded wherever a file has them (22673).
+    pub(super) const AHEAD: u32 = 9180;
+    /// They are loaded where they guess (26296).
+    pub(super) const AHEAD_IN_USE: u32 = 10212;
     /// Quantised keys and values are turned before they are stored (21038).
     pub(super) const TURNED: u32 = 8640;
 

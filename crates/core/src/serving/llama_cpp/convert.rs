@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::ahead;
 use super::file::ModelFile;
 use super::hybrids;
 use super::publishers::Library;
@@ -97,6 +98,8 @@ pub struct Style {
     pub library: bool,
     /// Latents are stored as whole heads: files from before April 2025.
     pub whole_heads: bool,
+    /// With a layer that guesses ahead: files since May 2026 whose names say so.
+    pub ahead: bool,
 }
 
 /// The file that would hold a model under a mixture.
@@ -127,9 +130,12 @@ pub fn convert_in(
     if name == "gemma4" {
         tensors.extend((0..served.layers.len()).map(|at| (format!("blk.{at}.layer_output_scale.weight"), vec![1])));
     }
+    let mut metadata = metadata(text, served, name, style, &tensors);
+    if style.ahead && ahead::append(&mut tensors, &mut metadata, name) {
+        metadata.push((format!("{name}.nextn_predict_layers"), Value::Unsigned(1)));
+    }
     // llama-quantize writes layer after layer, by name.
     crate::order::sort_by(&mut tensors, |(a, _), (b, _)| (layer(a), a.as_str()).cmp(&(layer(b), b.as_str())));
-    let metadata = metadata(text, served, name, style, &tensors);
     let header = typed(tensors, metadata, name, served, style, mixture)?;
     ModelFile::of(&[header])
 }
@@ -430,7 +436,7 @@ fn typed(
         Some(CacheKind::Latent { .. }) => 1,
         _ => served.kv_heads,
     };
-    let layers = served.layers.len();
+    let layers = served.layers.len() + usize::from(ends("nextn.eh_proj.weight") > 0);
     let made = Made {
         layers,
         hidden: served.hidden,
@@ -442,7 +448,9 @@ fn typed(
         values: ends("attn_v.weight") + ends("attn_qkv.weight") + ends("attn_kv_b.weight"),
         mxfp4: name == "gpt-oss",
         delta: Library::of(name) == Some(Library::Delta),
-        library: if style.library { Library::of(name) } else { None },
+        late: style.ahead,
+        // Newer files of the library are llama-quantize's.
+        library: if style.library && !style.ahead { Library::of(name) } else { None },
     };
     let mut quantizer = Quantizer::new(mixture, made);
     let mut offset = 0u64;

@@ -2,6 +2,7 @@
 //!
 //! Mixtures of the IQ family are made with an importance matrix, as all that are published are; the others without.
 
+use super::ahead;
 use super::publishers::{self, Library, Own, PUBLISHERS};
 use crate::dtype::{Format, builtin_formats, find_format};
 
@@ -70,20 +71,23 @@ impl Mixture {
             let (plain, tag) = (&stem[..at], &stem[at + 1..]);
             let dynamic = plain.strip_suffix("-UD").and_then(|plain| Some((plain, Self::find(&format!("UD-{tag}"))?)));
             let (plain, found) = dynamic.or_else(|| Some((plain, Self::find(tag)?)))?;
-            return Some((publishers::plain(plain), found));
+            return Some((publishers::plain(plain), publishers::trained(plain, found)));
         }
         // Uploads of gpt-oss keep its experts as they were published, and have no other file.
         let usual = if last.to_ascii_lowercase().contains("gpt-oss") { "MXFP4" } else { "Q4_K_M" };
         let (repository, tag) = last.split_once(':').unwrap_or((last, usual));
         let plain = repository.strip_suffix("-GGUF").or_else(|| repository.strip_suffix("-gguf"))?;
         let found = Self::find(tag)?;
-        let found = if owner.eq_ignore_ascii_case("unsloth") { publishers::unsloths(found) } else { found };
+        let found = match owner.eq_ignore_ascii_case("unsloth") {
+            true => publishers::trained(plain, publishers::unsloths(found)),
+            false => found,
+        };
         Some((publishers::plain(plain), found))
     }
 
     /// A mixture by its name; `Q4_K` is `Q4_K_M` and `MXFP4` is that of experts, as in llama-quantize.
     pub fn find(name: &str) -> Option<&'static Self> {
-        let wanted = name.to_ascii_uppercase().replace('-', "_");
+        let wanted = ahead::unmarked(name).0.to_ascii_uppercase().replace('-', "_");
         let wanted = match wanted.as_str() {
             "Q3_K" => "Q3_K_M",
             "Q4_K" => "Q4_K_M",
@@ -143,6 +147,8 @@ pub(super) struct Made {
     pub(super) mxfp4: bool,
     /// Gated delta rules.
     pub(super) delta: bool,
+    /// Made since March 2026.
+    pub(super) late: bool,
     /// A file of Ollama's library, by its architecture.
     pub(super) library: Option<Library>,
 }
@@ -254,7 +260,8 @@ impl Quantizer {
         }
         match name {
             _ if values => self.value_type(),
-            // Since March 2026 (19770) these follow the rule of values; the files that people have are older.
+            // Since March 2026 (19770) these follow the rule of values; most files that people have are older.
+            _ if made.late && name.contains("attn_qkv.weight") => self.value_type(),
             _ if name.contains("attn_qkv.weight") => match mixture.rule {
                 "Q3_K_M" | "Q3_K_L" | "IQ3_M" => "q4_k",
                 "Q4_K_M" => "q5_k",

@@ -205,11 +205,7 @@ pub(super) fn held(plan: &LlamaCppPlan, file: &ModelFile) -> Result<Vec<u64>, Ll
     let placed = Placement::new(plan, file, facts.all_layers, facts.layers)?;
     let session = Session::new(plan, &facts, placed)?;
     let mut held = vec![0u64; session.devices + 1];
-    let all = [
-        caches(&session, &facts, false),
-        caches(&session, &facts, true),
-        states(&session, &facts, plan.parallel.max(1)),
-    ];
+    let all = [caches(&session, &facts, false), caches(&session, &facts, true), states(&session, &facts, kept(plan))];
     for (place, bytes) in all.into_iter().flatten() {
         let at = if let Place::Device(at) = place { at } else { session.devices };
         held.iter_mut().skip(at).take(1).for_each(|sum| *sum = sum.saturating_add(bytes));
@@ -272,7 +268,7 @@ pub fn buffers(plan: &LlamaCppPlan, file: &ModelFile) -> Result<(Vec<LoggedBuffe
                 push("KV", place_name(place), bytes);
             }
         }
-        for (place, bytes) in states(&session, &facts, plan.parallel.max(1)) {
+        for (place, bytes) in states(&session, &facts, kept(plan)) {
             push("RS", place_name(place), bytes);
         }
     }
@@ -299,6 +295,11 @@ fn states(session: &Session, facts: &Facts, sequences: u64) -> Vec<(Place, u64)>
         let held = facts.states.map(|size| place::cached(Kind::F32, [size, sequences, 1, 1], place));
         held[0].saturating_add(held[1])
     })
+}
+
+/// States that are kept: of every sequence one, and one for every token that may have to be taken back (`n_rs_seq`).
+fn kept(plan: &LlamaCppPlan) -> u64 {
+    plan.parallel.max(1).saturating_mul(plan.ahead.saturating_add(1))
 }
 
 /// Sums over layers by where these keep what they keep, the host's first as in the log.

@@ -36,8 +36,11 @@ impl Builder<'_> {
 
     /// Experts that every token passes, and those it is routed to.
     pub(super) fn mixture(&mut self, input: Id, layer: usize) -> Id {
+        // Experts of Nemotron 3 Super and Ultra work on a narrower latent, the router on the stream (models/nemotron-h.cpp).
+        let latent = self.linear(input, layer, "ffn_latent_down").unwrap_or(input);
         let logits = self.linear(input, layer, "ffn_gate_inp").unwrap_or(input);
-        let routed = self.routed(input, logits, layer);
+        let routed = self.routed(latent, logits, layer);
+        let routed = self.linear(routed, layer, "ffn_latent_up").unwrap_or(routed);
         if self.layer_weight(layer, "ffn_up_shexp.weight").is_none() {
             return routed;
         }
