@@ -185,7 +185,7 @@ fn ahead(plan: &ServePlan, file: Option<&ModelFile>) -> Result<u64, Fault> {
 fn style(model: &Model, plan: &ServePlan) -> Style {
     let library = plan.engine == ServingEngine::Ollama;
     let kind = model.config()["model_type"].as_str().unwrap_or_default();
-    let early = build(plan.version.as_deref()).is_ok_and(Build::keeps_whole_heads);
+    let early = build(plan).is_ok_and(Build::keeps_whole_heads);
     let whole_heads = library && families::facts(kind).whole_heads || early;
     // Who asks for its guesses has a file with what guesses.
     let ahead = plan.speculative_model.as_deref() == Some(OWN)
@@ -277,7 +277,7 @@ fn engine(plan: &ServePlan, default: LlamaCppPlan) -> Result<LlamaCppPlan, Fault
     }
     overrides.extend((0..plan.n_cpu_moe.unwrap_or(0).min(4096)).map(|layer| (experts(Some(layer)), "CPU".into())));
     Ok(LlamaCppPlan {
-        build: build(plan.version.as_deref())?,
+        build: build(plan)?,
         batch,
         // A graph is never larger than the logical batch (`n_ubatch = min(n_batch, n_ubatch)` of llama-context.cpp).
         micro_batch: batch.min(micro_batch),
@@ -304,9 +304,10 @@ fn engine(plan: &ServePlan, default: LlamaCppPlan) -> Result<LlamaCppPlan, Fault
     })
 }
 
-/// llama.cpp's build: a number, or one of the two names.
-fn build(version: Option<&str>) -> Result<Build, Fault> {
-    match version {
+/// llama.cpp's build: a number, or one of the two names; Ollama's versions by that which they carry.
+fn build(plan: &ServePlan) -> Result<Build, Fault> {
+    match plan.version.as_deref() {
+        Some(version) if plan.engine == ServingEngine::Ollama => carried(version),
         None | Some("current") => Ok(Build::Current),
         Some("early") => Ok(Build::Early),
         Some(other) => {
@@ -314,6 +315,18 @@ fn build(version: Option<&str>) -> Result<Build, Fault> {
                 Fault::value("version", other, "current, early (before March 2025) or a build such as b5781")
             })
         }
+    }
+}
+
+/// The build of llama.cpp in a version of Ollama, as logs of it say: b7437 before 0.30, which started llama-server first, b9300 in it.
+fn carried(version: &str) -> Result<Build, Fault> {
+    let mut parts = version.trim_start_matches('v').split(['.', '-']);
+    let number = |part: Option<&str>| part.and_then(|part| part.parse::<u32>().ok());
+    match (number(parts.next()), number(parts.next())) {
+        (Some(0), Some(..30)) => Ok(Build::Numbered(7437)),
+        (Some(0), Some(30)) => Ok(Build::Numbered(9300)),
+        (Some(_), Some(_)) => Ok(Build::Current),
+        _ => Err(Fault::value("version", version, "a version of Ollama such as 0.32")),
     }
 }
 

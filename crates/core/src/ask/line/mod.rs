@@ -8,11 +8,15 @@
 //! | `arguments` | `--key value` as an object |
 //! | `script` | scripts of one's own, by their arguments and their text |
 //! | `serving` | lines and files of serving engines: their flags are settings |
+//! | `kobold` | koboldcpp's flags as llama.cpp's |
+//! | `llama` | llama.cpp's own flags that are no settings |
 //! | `vllm` | letters, levels and objects of vLLM's lines |
 //! | `variables` | variables that engines read beside their flags |
 
 mod arguments;
+mod kobold;
 mod launcher;
+mod llama;
 mod ollama;
 mod script;
 pub(super) mod serving;
@@ -140,7 +144,7 @@ pub fn read(
     if first.starts_with(['{', '[', '<']) || first.starts_with("...") {
         return Err(vec![Fault::new("", format!("{first} is a placeholder: the line starts nothing yet"))]);
     }
-    if let Some(content) = serving::line(&rest, open, &launch.variables)? {
+    if let Some(content) = serving::line(&rest, open, &launch.variables, launch.cards())? {
         return Ok(content);
     }
     let beside = Beside { open, without, cards: launch.cards(), ..Beside::default() };
@@ -149,7 +153,7 @@ pub fn read(
         None => {
             let problem = format!("{first}: what it runs is not known");
             let cure = "known are torchrun, accelerate launch, deepspeed, srun, python SCRIPT, trl, axolotl, llamafactory-cli, \
-                        tune run, litgpt, swift, automodel, vllm serve, sglang, text-generation-launcher, llama-server, ollama run";
+                        tune run, litgpt, swift, automodel, vllm serve, sglang, text-generation-launcher, llama-server, koboldcpp, ollama run, lms load";
             return Err(vec![Fault::new("", problem).or(cure)]);
         }
     };

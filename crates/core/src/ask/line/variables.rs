@@ -7,8 +7,9 @@ use crate::ask::runner::Runner;
 use crate::ask::table;
 
 /// How the names of an engine's variables begin.
-const STARTS: [(&str, Runner); 5] = [
+const STARTS: [(&str, Runner); 6] = [
     ("LLAMA_ARG_", Runner::LlamaCpp),
+    ("GGML_", Runner::LlamaCpp),
     ("OLLAMA_", Runner::Ollama),
     ("VLLM_", Runner::Vllm),
     ("SGLANG_", Runner::Sglang),

@@ -23,10 +23,10 @@ pub(super) const ROWS: &[Setting] = &[
         .from("transformers")
         .on(S, Scope::INFER)
         .example("--engine sglang"),
-    setting("version", "engine-version", Kind::Text, "The version whose rules hold (vLLM: 0.6 to 0.33, \"0.8.5 V0\" for the older engine; llama.cpp: a build such as b5781, current or early)")
+    setting("version", "engine-version", Kind::Text, "The version whose rules hold (vLLM: 0.6 to 0.33, \"0.8.5 V0\" for the older engine; llama.cpp: a build such as b5781, current or early; Ollama: such as 0.32)")
         .value("VERSION")
         .from("the newest that the rules know")
-        .on(S, Scope::VLLM.and(Scope::LLAMA_CPP)),
+        .on(S, Scope::VLLM.and(Scope::LOCAL)),
     setting("context", "context", Kind::Whole, "Longest sequence the engine shall hold")
         .also(&["max-model-len", "ctx-size", "num-ctx", "max-total-tokens", "context-length"])
         .from("the engine's")

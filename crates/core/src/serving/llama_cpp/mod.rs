@@ -201,7 +201,13 @@ impl LlamaCppError {
             Self::Unsupported(text) if text.contains("quantised cache") => "cache_type_v",
             Self::Unsupported(_) => "split_mode",
         };
-        crate::plan::Fault::new(place, self.to_string())
+        let fault = crate::plan::Fault::new(place, self.to_string());
+        match self {
+            Self::Unsupported(text) if text.contains("row") => {
+                fault.or("write layer or tensor, or say the build: --engine-version b9889")
+            }
+            _ => fault,
+        }
     }
 }
 
