@@ -185,12 +185,14 @@ fn ahead(plan: &ServePlan, file: Option<&ModelFile>) -> Result<u64, Fault> {
 fn style(model: &Model, plan: &ServePlan) -> Style {
     let library = plan.engine == ServingEngine::Ollama;
     let kind = model.config()["model_type"].as_str().unwrap_or_default();
-    let early = build(plan).is_ok_and(Build::keeps_whole_heads);
+    let of_its_time = build(plan).unwrap_or(Build::Current);
+    let early = of_its_time.keeps_whole_heads();
     let whole_heads = library && families::facts(kind).whole_heads || early;
     // Who asks for its guesses has a file with what guesses.
     let ahead = plan.speculative_model.as_deref() == Some(OWN)
         || plan.quantization.as_deref().is_some_and(|name| unmarked(name).1);
-    Style { library, whole_heads, ahead }
+    let (output_last, parts_experts) = (of_its_time.ends_with_output(), of_its_time.parts_experts());
+    Style { library, whole_heads, ahead, output_last, parts_experts }
 }
 
 /// `--fit`: a context nobody asked for shrinks until every card keeps 1 GiB free.

@@ -123,7 +123,10 @@ fn serves(model: &Model, plan: &mut ServePlan, draft: &mut Draft<'_>, name: &str
     let encodes = model.task().encodes();
     let caches = model.inventory().is_ok_and(|inventory| !inventory.caches.is_empty());
     let served = model.family().facts.served;
-    if encodes || !caches || !served {
+    // llama.cpp makes embeddings with encoders, too.
+    let local = matches!(plan.engine, ServingEngine::LlamaCpp | ServingEngine::Ollama);
+    let embeds = local && !caches && model.config()["model_type"] == "bert" && model.only_counted().is_none();
+    if (encodes || !caches || !served) && !embeds {
         let why = match (encodes, caches) {
             _ if model.only_counted().is_some() => "of which the parameters alone are known",
             (true, _) => "a decoder beside an encoder",

@@ -100,6 +100,10 @@ pub struct Style {
     pub whole_heads: bool,
     /// With a layer that guesses ahead: files since May 2026 whose names say so.
     pub ahead: bool,
+    /// In the converter's order, the output last: files before November 2024.
+    pub output_last: bool,
+    /// A tensor for every expert: files before April 2024.
+    pub parts_experts: bool,
 }
 
 /// The file that would hold a model under a mixture.
@@ -135,7 +139,14 @@ pub fn convert_in(
         metadata.push((format!("{name}.nextn_predict_layers"), Value::Unsigned(1)));
     }
     // llama-quantize writes layer after layer, by name.
-    crate::order::sort_by(&mut tensors, |(a, _), (b, _)| (layer(a), a.as_str()).cmp(&(layer(b), b.as_str())));
+    let place = |name: &str| {
+        if style.output_last && name.starts_with("output") {
+            i64::MAX - i64::from(name.contains("_norm"))
+        } else {
+            layer(name)
+        }
+    };
+    crate::order::sort_by(&mut tensors, |(a, _), (b, _)| (place(a), a.as_str()).cmp(&(place(b), b.as_str())));
     let header = typed(tensors, metadata, name, served, style, mixture)?;
     ModelFile::of(&[header])
 }
@@ -179,7 +190,9 @@ fn named(
     all: &mut Named,
 ) {
     let shape = tensor.shape.clone();
-    let Some(index) = tensor.layer else {
+    // Layers are told by what they cache, and encoders cache nothing.
+    let encodes = || tensor.name.split_once("encoder.layer.")?.1.split('.').next()?.parse().ok();
+    let Some(index) = tensor.layer.map_or_else(encodes, |index| Some(index as u64)) else {
         return outside(tensor, served, all);
     };
     let mark = format!(".{index}.");
@@ -269,6 +282,9 @@ fn outside(tensor: &crate::serving::tensors::ServedTensor, served: &ServedModel,
         "embed_tokens" | "wte" | "word_embeddings" | "embed_in" | "embeddings" if leaf == "weight" => "token_embd",
         "wpe" | "embed_positions" | "position_embeddings" => "position_embd",
         "word_embeddings_layernorm" | "embedding_norm" => "token_embd_norm",
+        // BERT.
+        "LayerNorm" if name.contains("embeddings.") => "token_embd_norm",
+        "token_type_embeddings" => "token_types",
         // Gemma's E models.
         "embed_tokens_per_layer" => "per_layer_token_embd",
         "per_layer_model_projection" => "per_layer_model_proj",
@@ -318,7 +334,8 @@ fn metadata(
     let mut put = |key: &str, value: Value| all.push((format!("{name}.{key}"), value));
     let size = |keys: &[&str]| keys.iter().find_map(|key| config[*key].as_u64()).unwrap_or(0);
     let real = |key: &str| config[key].as_f64().filter(|value| *value != 0.0);
-    let layers = served.layers.len() as u64;
+    let highest = tensors.iter().map(|(name, _)| layer(name)).max().unwrap_or(-1);
+    let layers = u64::try_from(highest + 1).unwrap_or(0).max(served.layers.len() as u64);
     put("block_count", Value::Unsigned(layers));
     put("context_length", Value::Unsigned(if served.positions > 0 { served.positions } else { served.longest }));
     put("embedding_length", Value::Unsigned(served.hidden));
@@ -415,6 +432,9 @@ fn metadata(
     if let shared @ 1.. = size(&["num_kv_shared_layers"]) {
         put("attention.shared_kv_layers", Value::Unsigned(shared));
     }
+    if name == "bert" {
+        put("attention.causal", Value::Bool(false));
+    }
     hybrids::metadata(config, served, &mut put);
     if let Some(original) = config["original_max_position_embeddings"].as_u64() {
         put("rope.scaling.original_context_length", Value::Unsigned(original));
@@ -449,6 +469,7 @@ fn typed(
         mxfp4: name == "gpt-oss",
         delta: Library::of(name) == Some(Library::Delta),
         late: style.ahead,
+        parts: style.parts_experts,
         // Newer files of the library are llama-quantize's.
         library: if style.library && !style.ahead { Library::of(name) } else { None },
     };

@@ -147,6 +147,8 @@ pub(super) struct Made {
     pub(super) mxfp4: bool,
     /// Gated delta rules.
     pub(super) delta: bool,
+    /// Its experts are tensors of their own, which no rule of the quantiser knows.
+    pub(super) parts: bool,
     /// Made since March 2026.
     pub(super) late: bool,
     /// A file of Ollama's library, by its architecture.
@@ -207,7 +209,10 @@ impl Quantizer {
     pub(super) fn format(&mut self, name: &str, shape: &[u64]) -> Option<&'static Format> {
         let find = |name: &str| find_format(builtin_formats(), name);
         let matrix = shape.iter().filter(|size| **size > 1).count() >= 2 && name.ends_with("weight");
-        let halved = matrix && self.mixture.mostly != "f32" && HALVES.iter().any(|part| name.contains(part));
+        let halved = matrix
+            && self.mixture.own != Own::Alike
+            && self.mixture.mostly != "f32"
+            && HALVES.iter().any(|part| name.contains(part));
         if halved && !name.contains("_norm.") {
             return find("bf16");
         }
@@ -221,7 +226,13 @@ impl Quantizer {
         if matches!(self.mixture.mostly, "f16" | "bf16" | "f32") {
             return find(self.mixture.mostly);
         }
-        let usual = self.chosen(name, columns, shape.len() > 2);
+        let usual = match name {
+            // As Mixtral's files were made in December 2023: `blk.0.ffn_down.3.weight` is no `ffn_down.weight`, and attention's
+            // output has no rule for eight experts yet (`get_k_quant_type` of llama.cpp before 4927).
+            _ if self.made.parts && shape.len() > 2 => self.mixture.mostly,
+            _ if self.made.parts && self.made.experts == 8 && name.contains("attn_output.") => self.mixture.mostly,
+            _ => self.chosen(name, columns, shape.len() > 2),
+        };
         let chosen = publishers::own(self.mixture, &self.made, name, usual);
         let fits = |format: &&Format| block(format) != 0 && columns.is_multiple_of(block(format));
         let instead = INSTEAD.iter().find(|(from, _)| *from == chosen).map_or("f16", |(_, to)| *to);

@@ -151,7 +151,7 @@ impl Backends for Session {
     }
 
     fn offloads(&self, _device: usize, graph: &Graph, id: Id) -> bool {
-        self.offloads_operations && cuda::offloads(graph, id)
+        self.offloads_operations && self.build.offloads() && cuda::offloads(graph, id)
     }
 
     fn follows_weights(&self, op: Op) -> bool {
@@ -172,6 +172,8 @@ impl Buffer for Session {
     fn wants(&self, backend: usize, graph: &Graph, id: Id) -> u64 {
         if backend < self.devices {
             cuda::wants(graph, id, self.capability, self.build.copies_in_graph())
+        } else if self.build.parts_inputs() && graph[id].input {
+            0
         } else {
             graph[id].bytes()
         }
@@ -262,7 +264,7 @@ pub fn buffers(plan: &LlamaCppPlan, file: &ModelFile) -> Result<(Vec<LoggedBuffe
     let output = plan.parallel.max(1).saturating_mul(facts.vocabulary).saturating_mul(4);
     let pinned = if session.placed.output() == Place::Host { "CPU" } else { "CUDA_Host" };
     push("output", pinned.to_owned(), output);
-    if !rules.encoder {
+    if !rules.encoder || plan.build.caches_all() {
         for sliding in [false, true] {
             for (place, bytes) in caches(&session, &facts, sliding) {
                 push("KV", place_name(place), bytes);
