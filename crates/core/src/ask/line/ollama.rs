@@ -131,7 +131,8 @@ const EARLY: [&str; 34] = [
 ];
 
 /// Tags whose default is another.
-const OTHERWISE: [(&str, &str); 4] = [
+const OTHERWISE: [(&str, &str); 5] = [
+    ("bge-m3", "F16"),
     ("llama3.2-1b", "Q8_0"),
     ("smollm2-1.7b", "Q8_0"),
     ("gemma3-270m", "Q8_0"),

@@ -1,5 +1,6 @@
 //! A serving engine settled.
 
+use crate::source::gguf::architecture;
 use serde_json::json;
 
 use super::{Draft, Settled, Surroundings};
@@ -125,7 +126,9 @@ fn serves(model: &Model, plan: &mut ServePlan, draft: &mut Draft<'_>, name: &str
     let served = model.family().facts.served;
     // llama.cpp makes embeddings with encoders, too.
     let local = matches!(plan.engine, ServingEngine::LlamaCpp | ServingEngine::Ollama);
-    let embeds = local && !caches && model.config()["model_type"] == "bert" && model.only_counted().is_none();
+    let kind = model.config()["model_type"].as_str();
+    let embeds =
+        local && !caches && kind.and_then(architecture::of_type) == Some("bert") && model.only_counted().is_none();
     if (encodes || !caches || !served) && !embeds {
         let why = match (encodes, caches) {
             _ if model.only_counted().is_some() => "of which the parameters alone are known",

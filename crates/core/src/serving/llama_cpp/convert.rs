@@ -193,7 +193,7 @@ fn named(
     // Layers are told by what they cache, and encoders cache nothing.
     let encodes = || tensor.name.split_once("encoder.layer.")?.1.split('.').next()?.parse().ok();
     let Some(index) = tensor.layer.map_or_else(encodes, |index| Some(index as u64)) else {
-        return outside(tensor, served, all);
+        return outside(tensor, served, config, all);
     };
     let mark = format!(".{index}.");
     let Some((_, inner)) = tensor.name.split_once(&mark) else { return };
@@ -264,7 +264,12 @@ fn experts(to: &str, shape: &[u64], leaf: &str, hidden: u64, push: &mut impl FnM
 }
 
 /// Tables, last norms and positions.
-fn outside(tensor: &crate::serving::tensors::ServedTensor, served: &ServedModel, all: &mut Named) {
+fn outside(
+    tensor: &crate::serving::tensors::ServedTensor,
+    served: &ServedModel,
+    config: &serde_json::Value,
+    all: &mut Named,
+) {
     let name = tensor.name.as_str();
     // Encoders are a file of their own (mmproj).
     if is_tower(name) || name.contains("mtp.") {
@@ -292,7 +297,13 @@ fn outside(tensor: &crate::serving::tensors::ServedTensor, served: &ServedModel,
         "norm" | "ln_f" | "final_layernorm" | "final_layer_norm" | "norm_f" => "output_norm",
         _ => return,
     };
-    all.push((format!("{to}.{leaf}"), tensor.shape.clone()));
+    let mut shape = tensor.shape.clone();
+    // RoBERTa counts positions from behind its padding, which the converter cuts off.
+    if to == "position_embd" && config["model_type"].as_str().is_some_and(|kind| kind.contains("roberta")) {
+        let before = config["pad_token_id"].as_u64().map_or(0, |pad| pad + 1);
+        shape.iter_mut().take(1).for_each(|rows| *rows = rows.saturating_sub(before));
+    }
+    all.push((format!("{to}.{leaf}"), shape));
 }
 
 /// Factors of stretched rotary embeddings, which the converter writes as tensors.
