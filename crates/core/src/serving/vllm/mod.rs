@@ -3,6 +3,7 @@
 mod card;
 mod draft;
 mod encoder;
+mod folded;
 mod graphs;
 mod groups;
 mod load;
