@@ -2,9 +2,10 @@
 //! its compressors have begun are pages of several sizes, which share one block (`_get_kv_cache_groups_uniform_groups` of
 //! vllm/v1/core/kv_cache_utils.py, v0.25.0; models/deepseek_v4/attention.py and compressor.py).
 
-use super::super::model::ServedLayer;
+use super::super::model::{ServedLayer, ServedModel};
 use super::Rules;
 use super::groups::{Group, Kind, Layout};
+use super::profile::two;
 use crate::model::op::CacheKind;
 
 /// Tokens of a block of folded keys, which the model sets (`block_size` of its metadata builders).
@@ -18,6 +19,18 @@ const KEY: u64 = 584;
 
 /// What every page is a whole multiple of (`alignment` of `MLAAttentionSpec`).
 const ALIGNMENT: u64 = 576;
+
+/// Folded keys that an indexer's buffer holds for every token of the longest sequence (`get_max_prefill_buffer_size` of
+/// v1/attention/backends/mla/indexer.py), and bytes of the choice beside it (`RADIX_TOPK_WORKSPACE_SIZE`).
+const GATHERED: u64 = 40;
+const CHOICE: u64 = 1 << 20;
+
+/// Logits of an indexer for which the profile run makes room (`VLLM_SPARSE_INDEXER_MAX_LOGITS_MB`).
+const LOGITS: u64 = 512 << 20;
+
+/// FlashInfer's buffer, whose kernels run this attention on Blackwell's cards for desks
+/// (`_FLASHINFER_DSV4_WORKSPACE_BUFFER_SIZE` of models/deepseek_v4/nvidia/flashinfer_sparse.py).
+pub(super) const FLASHINFER: u64 = 128 << 20;
 
 /// What a layer keeps under one name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +50,40 @@ impl Page {
 /// Whether a layer folds keys.
 pub(super) fn folds(layer: &ServedLayer) -> bool {
     layer.caches.iter().any(|cache| matches!(cache.kind, CacheKind::Folded { .. }))
+}
+
+/// The indexer's part of the workspace that all layers share, for sequences of that length (`sparse_attn_indexer` while it profiles).
+pub(super) fn gathered(model: &ServedModel, length: u64) -> u64 {
+    let window = |layer: &ServedLayer| {
+        layer.caches.iter().find(|cache| matches!(cache.kind, CacheKind::Sliding(_))).map(|cache| cache.key_dim)
+    };
+    let indexed = |layer: &ServedLayer| {
+        let wide = window(layer);
+        layer.caches.iter().find_map(|cache| match cache.kind {
+            CacheKind::Folded { every } if wide.is_some_and(|wide| wide != cache.key_dim) => {
+                Some((every, cache.key_dim))
+            }
+            _ => None,
+        })
+    };
+    let found = model.layers.iter().find_map(indexed);
+    found.map_or(0, |(every, wide)| {
+        (length.saturating_mul(GATHERED) / every.max(1)).saturating_mul(wide + 4).saturating_add(CHOICE)
+    })
+}
+
+/// Elements of a token's residual streams; none where there is one.
+pub(super) fn streams(model: &ServedModel) -> u64 {
+    let mixes = model.tensors.iter().find(|tensor| tensor.module() == "hc_fn");
+    mixes.map_or(0, |tensor| tensor.shape.get(1).copied().unwrap_or(0))
+}
+
+/// What a full batch holds around a layer that chooses: the streams before it, what goes in and out, and its logits.
+pub(super) fn chosen(model: &ServedModel, tokens: u64) -> u64 {
+    match streams(model) {
+        0 => 0,
+        wide => two(tokens, wide.saturating_add(model.hidden.saturating_mul(2))).saturating_add(LOGITS),
+    }
 }
 
 /// How such layers' cache is cut.

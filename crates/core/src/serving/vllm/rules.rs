@@ -69,6 +69,8 @@ pub struct Rules {
     pub sampler_buffers: bool,
     /// Whether experts run in two buffers that stay (`WorkspaceManager`), as wide as the residual stream at least.
     pub experts_kept: bool,
+    /// Whether Triton's kernels of linear attention are tried out in the profile run; if so, whether large Blackwells run others.
+    pub tunes_states: Option<bool>,
     /// Which models the second model runner runs (`use_v2_model_runner` of vllm/config/vllm.py).
     pub second_runner: SecondRunner,
     /// Whether it runs models that a model of its own guesses for (`_get_v2_model_runner_unsupported_features` of config/vllm.py).
@@ -181,6 +183,7 @@ const OLDEST: Rules = Rules {
     sampler_sorts: true,
     sampler_buffers: false,
     experts_kept: false,
+    tunes_states: None,
     second_runner: SecondRunner::None,
     second_drafts: false,
     second_repeats: false,
@@ -314,8 +317,10 @@ const V0_17_0: Rules = Rules {
 const V0_18_0: Rules = Rules {
     since: [0, 18, 0],
     group_slack: 50,
+    tunes_states: Some(false),
     graphs_profiled: true,
-    source: "vllm/v1/core/kv_cache_utils.py of v0.18.0; v1/worker/gpu_worker.py: `profile_cudagraph_memory`",
+    source: "vllm/v1/core/kv_cache_utils.py of v0.18.0; v1/worker/gpu_worker.py: `profile_cudagraph_memory`; \
+             models/qwen3_next.py: `_warmup_prefill_kernels`",
     ..V0_17_0
 };
 const V0_20_0: Rules = Rules {
@@ -355,6 +360,7 @@ const V0_23_0: Rules = Rules {
 const V0_24_0: Rules = Rules {
     since: [0, 24, 0],
     second_runner: SecondRunner::Listed,
+    tunes_states: Some(true),
     awq_machete: true,
     source: "vllm/config/vllm.py of v0.24.0: six architectures; quantization/auto_awq.py: `choose_mp_linear_kernel`",
     ..V0_23_0
