@@ -116,7 +116,7 @@ impl SglangPlan {
     fn weights(&self, model: &ServedModel) -> u64 {
         let ranks = self.tensor_parallel.max(1);
         let of_group = |tensor: &&ServedTensor| match tensor.layer {
-            Some(_) => tensor.name.contains("attn") || tensor.name.contains("attention"),
+            Some(_) => ["attn.", "attention."].iter().any(|name| tensor.name.contains(name)),
             None => tensor.division == Division::Table && !model.is_head(tensor),
         };
         let own = model.tensors.iter().filter(of_group).map(ServedTensor::bytes).fold(0u64, u64::saturating_add);

@@ -3,7 +3,7 @@
 use super::super::model::{ServedLayer, ServedModel};
 use super::super::tensors::Division;
 use super::{VllmPlan, folded, load, rules};
-use crate::model::op::CacheKind;
+use crate::model::op::{CacheKind, CacheUpdate};
 
 /// A way to guess.
 #[derive(Debug, Clone, Copy)]
@@ -82,7 +82,9 @@ impl Draft {
                 Self { weights: layer.saturating_add(joined).saturating_add(norms), layers: vec![last], apart: None }
             }
             Speculation::Eagle => Self { weights: layer.saturating_add(joined), layers: vec![last], apart: None },
-            Speculation::Eagle3 => Self { weights: eagle3(model, tensor), layers: vec![last], apart: None },
+            Speculation::Eagle3 => {
+                Self { weights: eagle3(model, tensor), layers: vec![heads(model, last)], apart: None }
+            }
             Speculation::Layers(count) => {
                 let layers = vec![last; usize::try_from(count.min(64)).unwrap_or(0)];
                 Self { weights: 0, layers, apart: None }
@@ -109,6 +111,18 @@ fn eagle3(model: &ServedModel, cards: u64) -> u64 {
     ];
     let split = split.iter().fold(0u64, |sum, part| sum.saturating_add(*part));
     (split / cards).saturating_add((3 * wide).saturating_mul(wide)).saturating_add(4 * wide).saturating_mul(2)
+}
+
+/// The layer of an EAGLE-3 head: Llama's, of the sizes that the model's config states, whatever its last layer slides over or widens
+/// (Gemma 4).
+fn heads(model: &ServedModel, last: ServedLayer) -> ServedLayer {
+    let plain = |cache: &CacheUpdate| matches!(cache.kind, CacheKind::Full | CacheKind::Sliding(_));
+    if !last.caches.iter().all(plain) || model.kv_heads * model.head_dim == 0 {
+        return last;
+    }
+    let (heads, wide) = (model.kv_heads, model.head_dim);
+    let own = CacheUpdate { kind: CacheKind::Full, heads, key_dim: wide, value_dim: wide, true_heads: heads };
+    ServedLayer { caches: vec![own], ..last }
 }
 
 /// A layer that guesses keeps its window alone (`compress_ratio` of layers after the last: models/deepseek_v4).
