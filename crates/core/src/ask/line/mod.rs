@@ -5,15 +5,20 @@
 //! | `shell` | a script's text as lines of words |
 //! | `wrapping` | shells, containers and what else hands a line on |
 //! | `launcher` | `torchrun`, `accelerate launch`, `deepspeed`, `srun` and their kin |
+//! | `around` | what is said of variables around an engine's line |
+//! | `containers` | files of Compose and Kubernetes as lines |
 //! | `arguments` | `--key value` as an object |
 //! | `script` | scripts of one's own, by their arguments and their text |
 //! | `serving` | lines and files of serving engines: their flags are settings |
 //! | `kobold` | koboldcpp's flags as llama.cpp's |
 //! | `llama` | llama.cpp's own flags that are no settings |
+//! | `sglang` | words of SGLang's lines that decide no memory, or are not simulated |
 //! | `vllm` | letters, levels and objects of vLLM's lines |
 //! | `variables` | variables that engines read beside their flags |
 
 mod arguments;
+mod around;
+pub(super) mod containers;
 mod kobold;
 mod launcher;
 mod llama;
@@ -21,6 +26,7 @@ mod ollama;
 mod script;
 pub(super) mod serving;
 mod serving_words;
+mod sglang;
 pub mod shell;
 mod variables;
 mod vllm;
@@ -144,7 +150,8 @@ pub fn read(
     if first.starts_with(['{', '[', '<']) || first.starts_with("...") {
         return Err(vec![Fault::new("", format!("{first} is a placeholder: the line starts nothing yet"))]);
     }
-    if let Some(content) = serving::line(&rest, open, &launch.variables, launch.cards())? {
+    if let Some(mut content) = serving::line(&rest, open, &launch.variables, launch.cards())? {
+        launch.around(&mut content);
         return Ok(content);
     }
     let beside = Beside { open, without, cards: launch.cards(), ..Beside::default() };

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::llama::{self, Taken};
 use super::serving_words::{HARMLESS, REFUSED, SAID, called};
 use super::vllm::{self, Follow};
-use super::{arguments, base, kobold, ollama, variables};
+use super::{arguments, base, kobold, ollama, sglang, variables};
 use crate::ask::file::Content;
 use crate::ask::read::Given;
 use crate::ask::request::Task;
@@ -29,7 +29,13 @@ pub(super) fn program(words: &[String]) -> Option<(Runner, &[String])> {
         ("vllm", Some("run-batch")) => Some((Runner::Vllm, &rest[1..])),
         ("vllm", Some(word)) if word.starts_with('-') => Some((Runner::Vllm, rest)),
         (module, _) if module.starts_with("vllm.entrypoints") => Some((Runner::Vllm, rest)),
-        ("sglang.launch_server", _) => Some((Runner::Sglang, rest)),
+        (
+            "sglang.launch_server"
+            | "sglang_router.launch_server"
+            | "sglang.bench_one_batch"
+            | "sglang.bench_offline_throughput",
+            _,
+        ) => Some((Runner::Sglang, rest)),
         ("sglang", Some("serve")) => Some((Runner::Sglang, &rest[1..])),
         ("text-generation-launcher", _) => Some((Runner::Tgi, rest)),
         ("trtllm-serve", Some("serve")) => Some((Runner::TensorrtLlm, &rest[1..])),
@@ -345,13 +351,21 @@ pub(in crate::ask) fn layer(
         let row = table::called(&key, runner).filter(|row| row.scope.has(runner));
         let said = SAID.iter().find(|(known, _)| key.split('.').next() == Some(known)).map(|(_, instead)| *instead);
         let own = llama::taken(&key).filter(|_| runner == Runner::LlamaCpp);
-        let said = if let Some(Taken::Said(instead)) = own { Some(instead) } else { said };
+        let said = match (&own, runner) {
+            (Some(Taken::Said(instead)), _) => Some(*instead),
+            (_, Runner::Sglang) => sglang::said(&key).or(said),
+            _ => said,
+        };
+        let idles = said.is_none() && (harmless(&key) || matches!(own, Some(Taken::Idle)));
         if row.is_some() {
             content.named.push((key, Given::Value(value.clone())));
         } else if let Some(Taken::Refused(instead)) = own {
             let fault = Fault::unsupported("", format!("{} of {}", said_so(&key, value), runner.title()));
             faults.push(fault.or(instead));
-        } else if said.is_none() && (harmless(&key) || matches!(own, Some(Taken::Idle))) {
+        } else if idles
+            || runner != Runner::LlamaCpp && harmless(&key)
+            || runner == Runner::Sglang && sglang::harmless(&key)
+        {
             idle.push(key.replace('_', "-"));
             // A switch may have swallowed the model's name.
             if let (None, Some(word)) = (&content.model, value.as_str().filter(|word| word.contains('/'))) {
@@ -362,8 +376,12 @@ pub(in crate::ask) fn layer(
         } else {
             let fault = Fault::unsupported("", format!("{} of {}", said_so(&key, value), runner.title()));
             let instead = REFUSED.iter().find(|(known, _)| *known == key && runner == Runner::Vllm);
+            let instead = match runner {
+                Runner::Sglang => sglang::refused(&key),
+                _ => instead.map(|(_, instead)| *instead),
+            };
             faults.push(match (instead, nearest(&key, runner)) {
-                (Some((_, instead)), _) => fault.or(*instead),
+                (Some(instead), _) => fault.or(instead),
                 (None, Some(near)) => fault.or(format!("write --{near}, or leave it out")),
                 (None, None) => fault.or("leave it out: what it changes is not known"),
             });

@@ -57,6 +57,26 @@ fn at(content: &Content, place: &str) -> Value {
 }
 
 #[test]
+fn variables_around_an_engines_line_are_said() {
+    let said = content(
+        "CUDA_VISIBLE_DEVICES=0,1 HF_TOKEN=x VLLM_LOGGING_LEVEL=INFO PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True VLLM_USE_FLASHINFER_SAMPLER=1 \
+         vllm serve a/b --tensor_parallel 4",
+    );
+    let notes = said.notes.join("\n");
+    assert!(notes.contains("variables without effect on memory: VLLM_LOGGING_LEVEL, HF_TOKEN"), "{notes}");
+    assert!(notes.contains("show 2 cards and it splits the model over 4"), "{notes}");
+    assert!(notes.contains("allocator with expandable_segments:True"), "{notes}");
+    let named: Vec<&str> = said.named.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(named, ["engine", "flashinfer_sampler", "tensor_parallel_size"]);
+    let sglang = content(
+        "python -m sglang.launch_server --model a/b --tp 4 --enable-dp-attention --dp 2 --disable-overlap-schedule --deepep-mode auto",
+    );
+    let named: Vec<&str> = sglang.named.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(named, ["engine", "tp", "enable_dp_attention", "dp"]);
+    assert!(sglang.notes.iter().any(|note| note.contains("deepep_mode")), "{:?}", sglang.notes);
+}
+
+#[test]
 fn modules_shells_and_containers_are_seen_through() {
     let line = "torchrun --nproc_per_node=4 -m verl.trainer.fsdp_sft_trainer data.micro_batch_size_per_gpu=4 +data.max_length=2048 model.partial_pretrain=a/b";
     let verl = content(line);
