@@ -198,7 +198,7 @@ pub(super) fn told(parsed: &mut Parsed, open: &dyn Fn(&str) -> Result<Value, Str
         let own = CALLED.iter().find(|(own, _)| *own == key).map_or(key.as_str(), |(_, ours)| *ours);
         match key.as_str() {
             _ if read.contains(&key.as_str()) => {}
-            _ if IDLE.iter().any(|known| is(&known)) => idle.push(key),
+            _ if IDLE.iter().any(is) => idle.push(key),
             _ if BESIDE.iter().any(|start| key.starts_with(start)) => beside.push(key),
             _ => drop(object.insert(own.to_owned(), value)),
         }

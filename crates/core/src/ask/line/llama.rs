@@ -262,7 +262,7 @@ pub(super) fn taken(key: &str) -> Option<Taken> {
     let of = |list: &[(&str, &'static str)]| list.iter().find(|(own, _)| *own == key).map(|(_, words)| *words);
     let is = |known: &&str| known.strip_suffix('*').map_or(*known == key, |start| key.starts_with(start));
     let said = || of(SAID).map(Taken::Said);
-    let idle = || IDLE.iter().any(|known| is(&known)).then_some(Taken::Idle);
+    let idle = || IDLE.iter().any(is).then_some(Taken::Idle);
     of(REFUSED).map(Taken::Refused).or_else(said).or_else(idle)
 }
 
