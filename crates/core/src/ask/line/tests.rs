@@ -391,7 +391,13 @@ fn variables_of_engines_are_flags() {
     }
     assert_eq!(content("LLAMA_ARG_MODEL=b.gguf llama-server -c 4096").model.as_deref(), Some("b.gguf"));
     let said = content("VLLM_ATTENTION_BACKEND=FLASHINFER VLLM_LOGGING_LEVEL=DEBUG vllm serve a/b");
-    assert_eq!(said.notes, ["not simulated: VLLM_ATTENTION_BACKEND=FLASHINFER: what is usual is taken"]);
+    assert_eq!(
+        said.notes,
+        [
+            "not simulated: VLLM_ATTENTION_BACKEND=FLASHINFER: what is usual is taken",
+            "variables without effect on memory: VLLM_LOGGING_LEVEL"
+        ]
+    );
     // Another engine's variables are none of this one's.
     assert!(content("OLLAMA_CONTEXT_LENGTH=8 vllm serve a/b").notes.is_empty());
 }

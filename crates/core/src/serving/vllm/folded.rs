@@ -86,6 +86,9 @@ pub(super) fn chosen(model: &ServedModel, tokens: u64) -> u64 {
     }
 }
 
+/// Sizes of pages, and how many there are of each.
+type Sizes = Vec<(u64, u64)>;
+
 /// How such layers' cache is cut.
 pub(super) fn layout(layers: &[ServedLayer], rules: &Rules) -> Option<Layout> {
     let pages: Vec<Page> = layers.iter().flat_map(pages).collect();
@@ -93,7 +96,7 @@ pub(super) fn layout(layers: &[ServedLayer], rules: &Rules) -> Option<Layout> {
     let sizes = counts(all.iter().map(|page| page.bytes));
     let whole = all.iter().map(|page| page.bytes).fold(0, u64::saturating_add);
     // Windows by their length and blocks, each page as large as the next of those above.
-    let mut windows: Vec<([u64; 2], Vec<(u64, u64)>)> = Vec::new();
+    let mut windows: Vec<([u64; 2], Sizes)> = Vec::new();
     for page in pages.iter().filter(|page| page.kind != Kind::Full) {
         let Kind::Window(window) = page.kind else { continue };
         let key = [page.block_size, window];
@@ -169,14 +172,14 @@ fn pages(layer: &ServedLayer) -> Vec<Page> {
     made
 }
 
-fn count(sizes: &mut Vec<(u64, u64)>, size: u64) {
+fn count(sizes: &mut Sizes, size: u64) {
     match sizes.iter_mut().find(|(own, _)| *own == size) {
         Some((_, count)) => *count += 1,
         None => sizes.push((size, 1)),
     }
 }
 
-fn counts(all: impl Iterator<Item = u64>) -> Vec<(u64, u64)> {
+fn counts(all: impl Iterator<Item = u64>) -> Sizes {
     let mut sizes = Vec::new();
     all.for_each(|size| count(&mut sizes, size));
     sizes
