@@ -79,18 +79,28 @@ fn buffers(row: &Value) -> Vec<(&'static str, f64)> {
     assert!(estimate.is_object(), "{}: {document}", row["id"]);
     // Experts or other tensors elsewhere, or some layers but not all.
     let some = ["-ot ", "--n-cpu-moe", "--cpu-moe"].iter().any(|flag| text.contains(flag)) || row["layers"] == "some";
+    let number = row["id"].as_str().and_then(|id| id.trim_start_matches('l').parse::<u64>().ok());
+    let later = number.is_some_and(|number| number > 200);
     let mut found = Vec::new();
     for (key, what) in [
         ("model", "weights"),
         ("host_model", "weights"),
         ("cache", "cache"),
         ("host_cache", "cache"),
-        ("compute", if some { "compute, some layers" } else { "compute" }),
+        (
+            "compute",
+            if !some {
+                "compute"
+            } else if later {
+                "compute, some layers, from l201"
+            } else {
+                "compute, some layers"
+            },
+        ),
         ("host_compute", "host compute"),
     ] {
-        let Some(measured) = row["measured"][key].as_f64().filter(|_| !row["unasked"].to_string().contains(key)) else {
-            continue;
-        };
+        let left = row["unasked"].as_array().is_some_and(|keys| keys.iter().any(|own| own == key));
+        let Some(measured) = row["measured"][key].as_f64().filter(|_| !left) else { continue };
         let ours = match key.strip_prefix("host_") {
             Some(part) => estimate["host"][part].as_f64().unwrap(),
             None => estimate["devices"].as_array().unwrap().iter().map(|card| card[key].as_f64().unwrap()).sum(),

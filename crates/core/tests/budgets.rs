@@ -44,6 +44,29 @@ fn sglang_keeps_chunks_and_graphs_free() {
 }
 
 #[test]
+fn sglang_replicates_attention_alone() {
+    let tensor = SglangPlan { memory: 80 * GIB, context: Some(8192), tensor_parallel: 8, ..SglangPlan::default() };
+    let plan = SglangPlan { replicas: 2, dp_attention: true, ..tensor.clone() };
+    let (apart, whole) = (plan.budget(&llama()), tensor.budget(&llama()));
+    // Queries and outputs of 4096 x 4096, keys and values of 1024 x 4096, in 32 layers, and 128,256 words: over four cards each.
+    let attention = 32 * (2 * 4096 * 4096 + 2 * 1024 * 4096) * 2;
+    let table = 128_256 * 4096 * 2;
+    let weights = |budget: &vramcast_core::serving::Budget| budget.parts[0].bytes;
+    assert_eq!(weights(&apart) - weights(&whole), (attention + table) / 4 - (attention + table) / 8);
+    // Two heads of keys and values a card for one, and 3 MiB for each of 512 sequences of both, half as much again.
+    assert_eq!((apart.cache_tokens, whole.cache_tokens), (apart.cache / (TOKEN / 4), whole.cache / (TOKEN / 8)));
+    let reserved = 512 + 8192 * 3 / 2 + 512 * 2 + 8 * 128;
+    let share = |reserved: u64| ((80 * 1024 - reserved) * 1000 + 40 * 1024) / (80 * 1024);
+    let free = 80 * GIB - context() - (424 << 20);
+    assert_eq!(whole.granted, free * share(reserved) / 1000);
+    assert_eq!(apart.granted, free * share(reserved + 512 * 2 * 9 / 2) / 1000);
+    // One replica is none; pages are whole.
+    assert_eq!(SglangPlan { replicas: 1, ..plan }.budget(&llama()).cache, whole.cache);
+    let pages = SglangPlan { page_size: 64, ..tensor }.budget(&llama());
+    assert_eq!(pages.cache_tokens, whole.cache_tokens / 64 * 64);
+}
+
+#[test]
 fn sglang_counts_sliding_layers_by_four_fifths_and_states_beside() {
     let served = |id: &str| {
         let entry = catalogue::find(id).unwrap();

@@ -8,7 +8,7 @@ use vramcast_core::plan::{Batch, CacheImplementation, InferPlan, ServePlan, Serv
 use vramcast_core::serving::llama_cpp::{Build, Flash, LlamaCppPlan, Mixture};
 use vramcast_core::serving::model::Element;
 use vramcast_core::serving::start::{Served, start};
-use vramcast_core::serving::vllm::VllmPlan;
+use vramcast_core::serving::vllm::{Draft, Speculation, VllmPlan};
 use vramcast_core::serving::{Budget, ServedModel, WeightFormat};
 use vramcast_core::source::catalogue;
 use vramcast_core::source::uploads::quantised;
@@ -98,6 +98,55 @@ fn vllm_counts_layers_that_read_an_encoder() {
     let served = served("meta-llama/Llama-3.2-11B-Vision-Instruct");
     let plan = VllmPlan { version: "0.8.5 V0".into(), max_model_len: Some(4096), ..VllmPlan::default() };
     assert_eq!(plan.blocks(&served, None, 1 << 30).blocks, (1 << 30) / (16 * 40 * 2 * 8 * 128 * 2));
+}
+
+#[test]
+fn vllm_lays_folded_keys_out_in_pages_of_several_sizes() {
+    // q12 of truth/external/found: 10.29 GiB hold 1,993,100 tokens, with a layer that guesses and keeps its window alone.
+    let served = served("deepseek-ai/DeepSeek-V4-Flash");
+    let pool = |version: &str| {
+        let plan = VllmPlan {
+            version: version.into(),
+            tensor_parallel: 2,
+            max_model_len: Some(1 << 20),
+            max_num_batched_tokens: Some(4096),
+            ..VllmPlan::default()
+        };
+        let draft = Draft::of(Speculation::MultiToken, &served, &plan);
+        plan.blocks(&served, Some(&draft), 11_053_000_000)
+    };
+    // 22 pages of 37,440 bytes, 21 of 8,640 and 20 of 1,728; before, 22 of each.
+    let packed = 22 * 37_440 + 21 * 8_640 + 20 * 1_728;
+    assert_eq!((pool("0.25.0").blocks, pool("0.25.0").cache_tokens), (11_053_000_000 / packed, 1_993_100));
+    assert_eq!(pool("0.22.0").blocks, 11_053_000_000 / (22 * (37_440 + 8_640 + 1_728)));
+    // Every block counts alike since 0.27: 4096 of 256 tokens, and those of windows over one batch more.
+    let windows = [(128u64, 64u64, 2u64), (8, 4, 1), (128, 8, 1)];
+    let held = windows.map(|(window, block, groups)| groups * ((window - 1 + 8192).div_ceil(block) + 1));
+    let need = 4096 + held.iter().sum::<u64>();
+    let now = pool("0.28.0");
+    assert_eq!(now.concurrency_thousandths, now.blocks * 1000 / need);
+}
+
+#[test]
+fn vllm_tries_kernels_of_states_out_while_it_profiles() {
+    // Where the batch is small the 256 MiB that Triton clears are the peak; FlashInfer's kernels on Hopper are not tried.
+    let served = served("Qwen/Qwen3-Next-80B-A3B-Instruct");
+    let activations = |version: &str, name: &str| {
+        let gpu = card(name);
+        let plan = VllmPlan {
+            version: version.into(),
+            max_num_seqs: Some(1),
+            max_num_batched_tokens: Some(256),
+            enforce_eager: true,
+            memory: gpu.memory,
+            card: (&gpu).into(),
+            ..VllmPlan::default()
+        };
+        part(&plan.budget(&served), "activations while profiling")
+    };
+    let tried = activations("0.18.0", "a100-80gb") - activations("0.17.0", "a100-80gb");
+    assert!((200 << 20..300 << 20).contains(&tried), "{tried}");
+    assert_eq!(activations("0.18.0", "h100"), activations("0.17.0", "h100"));
 }
 
 #[test]

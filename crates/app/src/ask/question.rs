@@ -12,7 +12,7 @@ use vramcast_core::memory::simulation::{self, Simulation};
 use vramcast_core::model::{Inputs, Model};
 use vramcast_core::plan::placement::Placement;
 use vramcast_core::plan::{Fault, Gpus, InferPlan, RunPlan, TrainPlan};
-use vramcast_core::serving::llama_cpp::Mixture;
+use vramcast_core::serving::llama_cpp::{self, Mixture};
 use vramcast_core::source::uploads::{self, Upload};
 use vramcast_core::source::{catalogue, gguf};
 
@@ -92,7 +92,7 @@ impl Question {
         let plain = plain.or_else(|| upload.as_ref().map(|upload| upload.base.to_owned()));
         let found = plain.as_deref().and_then(|plain| catalogue::find(plain).map(|entry| entry.id));
         if let (Some(mixture), true) = (stored.map(|(_, mixture)| mixture), plain.is_some()) {
-            self.asked.named.push(("quantization".into(), Given::Text(mixture.name.into())));
+            self.asked.named.push(("quantization".into(), Given::Text(llama_cpp::marked(&name, mixture.name))));
         }
         let kin = found.or_else(|| catalogue::kin(plain.as_deref().unwrap_or(&name)).map(str::to_owned));
         let Some(kin) = kin else {

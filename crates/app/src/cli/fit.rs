@@ -58,7 +58,15 @@ impl FileArguments {
         match (&self.plan, &self.line) {
             (Some(path), _) => files::plan(path, &self.without).map(Some),
             (None, Some(line)) => {
-                let words = shell::lines(line).into_iter().next().unwrap_or_default();
+                // What is exported before a line counts for it.
+                let mut words = Vec::new();
+                for line in shell::lines(line) {
+                    let exported = line.first().is_some_and(|word| word == "export");
+                    words.extend(line);
+                    if !exported {
+                        break;
+                    }
+                }
                 files::line(&words, &self.without).map(Some)
             }
             (None, None) if self.without.is_empty() => Ok(None),
@@ -79,9 +87,9 @@ pub(super) fn rewrite(words: &[String]) -> Result<Option<Vec<String>>, Failure> 
     };
     let (given, rest) = match words.iter().position(|word| word == "--") {
         Some(at) => {
-            // A line between quotes is one word.
+            // A line in quotes is one word.
             let line = match &words[at + 1..] {
-                [line] if line.contains(char::is_whitespace) => line.clone(),
+                [whole] if whole.trim().contains(char::is_whitespace) => whole.trim().to_owned(),
                 words => spell::line(words),
             };
             arguments.line = Some(line.clone());

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::line::serving;
+use super::line::{self, serving};
 use super::read::Given;
 use super::request::Task;
 use super::resolve::faults_of;
@@ -73,6 +73,9 @@ impl Content {
         }
         if let Some(object) = value.as_object().filter(|object| serving::is_file(object)) {
             return serving::file(object);
+        }
+        if let Some(words) = line::containers::words(&value) {
+            return line::read(&words, beside.open, beside.without);
         }
         Self::recognise(&value)?;
         Self::own(value)

@@ -137,6 +137,7 @@ impl ServePlan {
             (several(self.decode_context_parallel_size), "shared caches of sequences"),
             (several(self.pipeline_parallel_size), "pipeline stages"),
             (several(self.data_parallel_size), "replicas"),
+            (self.dp_attention, "attention in replicas"),
             (self.expert_parallel, "whole experts on each card"),
             (self.kv_cache_memory_bytes.is_some(), "a pool of a given size"),
             (self.cpu_offload_gb.is_some_and(|size| size > 0.0), "weights on the host"),

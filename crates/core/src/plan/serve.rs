@@ -27,8 +27,10 @@ pub struct ServePlan {
     pub decode_context_parallel_size: Option<u64>,
     /// Stages of layers (vLLM).
     pub pipeline_parallel_size: Option<u64>,
-    /// Replicas that share experts (vLLM).
+    /// Replicas that share experts (vLLM, and SGLang where attention alone is replicated).
     pub data_parallel_size: Option<u64>,
+    /// Attention in replicas on the tensor-parallel cards, the rest split over all of them (SGLang).
+    pub dp_attention: bool,
     /// Whole experts on each card instead of parts of all (vLLM).
     pub expert_parallel: bool,
     /// Share of the card that vLLM may use, SGLang's static share, or TensorRT-LLM's share of what is free.
@@ -169,6 +171,7 @@ impl Default for ServePlan {
             decode_context_parallel_size: None,
             pipeline_parallel_size: None,
             data_parallel_size: None,
+            dp_attention: false,
             expert_parallel: false,
             gpu_memory_utilization: None,
             max_num_seqs: None,

@@ -88,7 +88,9 @@ fn pool(report: &mut Report, budget: &Budget, plan: &ServePlan) {
     };
     let (own, outside) = (sum(false), sum(true));
     report.totals = Totals { allocated: own, reserved: own, process: own.saturating_add(outside) };
-    let cards = [plan.tensor_parallel_size, plan.pipeline_parallel_size, plan.data_parallel_size];
+    // Replicas of attention alone are on the same cards.
+    let replicas = plan.data_parallel_size.filter(|_| !plan.dp_attention);
+    let cards = [plan.tensor_parallel_size, plan.pipeline_parallel_size, replicas];
     let cards = cards.iter().fold(1u64, |product, size| product.saturating_mul(size.unwrap_or(1)));
     if cards > 1 {
         let rank = ranked(report.totals, "every card", cards);

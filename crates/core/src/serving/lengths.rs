@@ -55,7 +55,9 @@ pub(crate) fn tables(model: &Model) -> Vec<u64> {
         return (0..kinds.len()).filter(first).map(table).collect();
     }
     let windows = config["rope_local_base_freq"].is_number() || model.family().facts.turns_windows;
-    std::iter::once(rows(turns, most)).chain(windows.then_some(most)).collect()
+    // Layers that fold keys turn by another base (`build_deepseek_v4_rope` of models/deepseek_v4/common/rope.py).
+    let folds = config["compress_rope_theta"].is_number().then(|| rows(turns, most));
+    std::iter::once(rows(turns, most)).chain(windows.then_some(most)).chain(folds).collect()
 }
 
 fn rows(turns: &Value, most: u64) -> u64 {

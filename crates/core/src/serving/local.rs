@@ -2,7 +2,7 @@
 
 use super::llama_cpp::{
     Buffers, Build, Flash, LlamaCppError, LlamaCppEstimate, LlamaCppPlan, MIXTURES, Mixture, ModelFile, Split, Style,
-    convert_in, experts, ollama,
+    convert_in, experts, ollama, unmarked,
 };
 use super::{ServedModel, WeightFormat};
 use crate::dtype::{DType, builtin_formats, find_format};
@@ -18,6 +18,12 @@ const SHORTEST: u64 = 4096;
 
 /// Tokens that a second model guesses ahead where nothing is said (`common_params_speculative_draft` of common.h).
 const GUESSES: u64 = 3;
+
+/// What stands in the place of a second model where a model's own further layers guess.
+const OWN: &str = "mtp";
+
+/// Tokens that Ollama has them guess (a log of 0.32 with its whole command: `--spec-type draft-mtp --spec-draft-n-max 4`).
+const OLLAMAS: u64 = 4;
 
 /// Asks llama.cpp's rules about a model on the plan's card, and about the one that guesses ahead of it.
 pub(super) fn start(model: &Model, plan: &ServePlan) -> Result<LlamaCppEstimate, Fault> {
@@ -38,7 +44,7 @@ pub(super) fn start(model: &Model, plan: &ServePlan) -> Result<LlamaCppEstimate,
             .notes
             .push("Ollama leaves on the host what does not fit the card: --solve layers says how many do".into());
     }
-    let Some(name) = &plan.speculative_model else { return Ok(estimate) };
+    let Some(name) = plan.speculative_model.as_ref().filter(|name| *name != OWN) else { return Ok(estimate) };
     let draft = super::start::second_model(plan, name)?.in_files(model.draft().to_vec());
     // It runs beside the model with the same batches and cells, in 16 bits (`common_base_params_to_speculative`).
     // Its own file says how it is stored; one that is not here, by its name.
@@ -98,6 +104,7 @@ fn alone(model: &Model, plan: &ServePlan) -> Result<(LlamaCppEstimate, u64), Fau
     let mut engine = engine(plan, defaults)?;
     let file = file(model, plan, &served, &own)?;
     let mut notes = Vec::new();
+    engine.ahead = ahead(plan, file.as_ref().ok())?;
     let asked = plan.quantization.as_deref().filter(|_| model.files().is_empty());
     let architecture = file.as_ref().map_or("", |file| &file.architecture);
     if let Some(name) = asked.filter(|name| Mixture::find(name).is_some_and(|found| found.is_guessed(architecture))) {
@@ -136,6 +143,7 @@ fn alone(model: &Model, plan: &ServePlan) -> Result<(LlamaCppEstimate, u64), Fau
         }
     }
     let mut estimate = engine.buffers(&file).map_err(bad)?;
+    engine.guess(&file, &mut estimate).map_err(bad)?;
     estimate.notes.splice(0..0, notes);
     Ok((estimate, engine.context))
 }
@@ -157,13 +165,34 @@ fn file(
     }
 }
 
+/// Tokens that a model's own further layers guess ahead, where they are asked to.
+fn ahead(plan: &ServePlan, file: Option<&ModelFile>) -> Result<u64, Fault> {
+    let asked = plan.speculative_model.as_deref() == Some(OWN);
+    let has = file.is_some_and(ModelFile::guesses);
+    match (asked, has, plan.engine) {
+        (true, false, _) => {
+            let problem = "{speculative_model} mtp: no file of this model with layers that guess ahead is known here";
+            Err(Fault::new("speculative_model", problem).or_drop("speculative_model"))
+        }
+        (true, ..) => Ok(plan.num_speculative_tokens.unwrap_or(GUESSES)),
+        // Ollama asks for them wherever a file of its library has them.
+        (_, true, ServingEngine::Ollama) => Ok(plan.num_speculative_tokens.unwrap_or(OLLAMAS)),
+        _ => Ok(0),
+    }
+}
+
 /// How the file of a model was made.
 fn style(model: &Model, plan: &ServePlan) -> Style {
     let library = plan.engine == ServingEngine::Ollama;
     let kind = model.config()["model_type"].as_str().unwrap_or_default();
-    let early = build(plan.version.as_deref()).is_ok_and(Build::keeps_whole_heads);
+    let of_its_time = build(plan).unwrap_or(Build::Current);
+    let early = of_its_time.keeps_whole_heads();
     let whole_heads = library && families::facts(kind).whole_heads || early;
-    Style { library, whole_heads }
+    // Who asks for its guesses has a file with what guesses.
+    let ahead = plan.speculative_model.as_deref() == Some(OWN)
+        || plan.quantization.as_deref().is_some_and(|name| unmarked(name).1);
+    let (output_last, parts_experts) = (of_its_time.ends_with_output(), of_its_time.parts_experts());
+    Style { library, whole_heads, ahead, output_last, parts_experts }
 }
 
 /// `--fit`: a context nobody asked for shrinks until every card keeps 1 GiB free.
@@ -250,7 +279,7 @@ fn engine(plan: &ServePlan, default: LlamaCppPlan) -> Result<LlamaCppPlan, Fault
     }
     overrides.extend((0..plan.n_cpu_moe.unwrap_or(0).min(4096)).map(|layer| (experts(Some(layer)), "CPU".into())));
     Ok(LlamaCppPlan {
-        build: build(plan.version.as_deref())?,
+        build: build(plan)?,
         batch,
         // A graph is never larger than the logical batch (`n_ubatch = min(n_batch, n_ubatch)` of llama-context.cpp).
         micro_batch: batch.min(micro_batch),
@@ -277,9 +306,10 @@ fn engine(plan: &ServePlan, default: LlamaCppPlan) -> Result<LlamaCppPlan, Fault
     })
 }
 
-/// llama.cpp's build: a number, or one of the two names.
-fn build(version: Option<&str>) -> Result<Build, Fault> {
-    match version {
+/// llama.cpp's build: a number, or one of the two names; Ollama's versions by that which they carry.
+fn build(plan: &ServePlan) -> Result<Build, Fault> {
+    match plan.version.as_deref() {
+        Some(version) if plan.engine == ServingEngine::Ollama => carried(version),
         None | Some("current") => Ok(Build::Current),
         Some("early") => Ok(Build::Early),
         Some(other) => {
@@ -287,6 +317,18 @@ fn build(version: Option<&str>) -> Result<Build, Fault> {
                 Fault::value("version", other, "current, early (before March 2025) or a build such as b5781")
             })
         }
+    }
+}
+
+/// The build of llama.cpp in a version of Ollama, as logs of it say: b7437 before 0.30, which started llama-server first, b9300 in it.
+fn carried(version: &str) -> Result<Build, Fault> {
+    let mut parts = version.trim_start_matches('v').split(['.', '-']);
+    let number = |part: Option<&str>| part.and_then(|part| part.parse::<u32>().ok());
+    match (number(parts.next()), number(parts.next())) {
+        (Some(0), Some(..30)) => Ok(Build::Numbered(7437)),
+        (Some(0), Some(30)) => Ok(Build::Numbered(9300)),
+        (Some(_), Some(_)) => Ok(Build::Current),
+        _ => Err(Fault::value("version", version, "a version of Ollama such as 0.32")),
     }
 }
 

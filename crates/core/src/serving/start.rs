@@ -50,8 +50,21 @@ pub fn start(model: &Model, plan: &ServePlan) -> Result<Served, Vec<Fault>> {
         ServingEngine::Sglang => {
             let static_thousandths = plan.gpu_memory_utilization.map(thousandths);
             let default = SglangPlan::default();
-            SglangPlan { memory, process, context, cache_dtype, tensor_parallel: ranks, static_thousandths, ..default }
-                .budget(&served)
+            SglangPlan {
+                memory,
+                process,
+                context,
+                cache_dtype,
+                tensor_parallel: ranks,
+                static_thousandths,
+                replicas: plan.data_parallel_size.unwrap_or(1),
+                dp_attention: plan.dp_attention,
+                page_size: plan.block_size.unwrap_or(default.page_size),
+                captures: !plan.enforce_eager,
+                chunked_prefill: plan.max_num_batched_tokens,
+                ..default
+            }
+            .budget(&served)
         }
         ServingEngine::Tgi => {
             let default = TgiPlan::default();

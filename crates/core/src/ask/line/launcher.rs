@@ -26,14 +26,16 @@ pub(super) struct Launch {
     /// Cards of a node that a scheduler gives to each line.
     given: Option<u64>,
     /// Cards that the environment shows.
-    visible: Option<u64>,
+    pub(super) visible: Option<u64>,
     /// Nodes and cards of each that SLURM was asked for, and cards or tasks of all nodes.
     slurm: (Option<u64>, Option<u64>, Option<u64>),
     /// `PYTORCH_ALLOC_CONF`.
-    allocator: Option<String>,
+    pub(super) allocator: Option<String>,
     /// Variables of serving engines.
     pub(super) variables: Vec<(String, String)>,
-    notes: Vec<String>,
+    /// Names of others that decide no memory.
+    pub(super) idle: Vec<String>,
+    pub(super) notes: Vec<String>,
 }
 
 /// Takes launchers off the front of a line.
@@ -339,7 +341,10 @@ impl Launch {
             _ if variables::engine(name).is_some() => self.variables.push((name.to_owned(), value.to_owned())),
             _ => match environment::cards(name, value) {
                 Some(cards) => self.visible = Some(cards),
-                None => self.notes.extend(environment::open(name, value)),
+                None => match environment::open(name, value) {
+                    Some(said) => self.notes.push(said),
+                    None => self.idle.push(name.to_owned()),
+                },
             },
         }
     }

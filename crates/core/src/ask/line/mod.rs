@@ -5,18 +5,28 @@
 //! | `shell` | a script's text as lines of words |
 //! | `wrapping` | shells, containers and what else hands a line on |
 //! | `launcher` | `torchrun`, `accelerate launch`, `deepspeed`, `srun` and their kin |
+//! | `around` | what is said of variables around an engine's line |
+//! | `containers` | files of Compose and Kubernetes as lines |
 //! | `arguments` | `--key value` as an object |
 //! | `script` | scripts of one's own, by their arguments and their text |
 //! | `serving` | lines and files of serving engines: their flags are settings |
+//! | `kobold` | koboldcpp's flags as llama.cpp's |
+//! | `llama` | llama.cpp's own flags that are no settings |
+//! | `sglang` | words of SGLang's lines that decide no memory, or are not simulated |
 //! | `vllm` | letters, levels and objects of vLLM's lines |
 //! | `variables` | variables that engines read beside their flags |
 
 mod arguments;
+mod around;
+pub(super) mod containers;
+mod kobold;
 mod launcher;
+mod llama;
 mod ollama;
 mod script;
 pub(super) mod serving;
 mod serving_words;
+mod sglang;
 pub mod shell;
 mod variables;
 mod vllm;
@@ -140,7 +150,8 @@ pub fn read(
     if first.starts_with(['{', '[', '<']) || first.starts_with("...") {
         return Err(vec![Fault::new("", format!("{first} is a placeholder: the line starts nothing yet"))]);
     }
-    if let Some(content) = serving::line(&rest, open, &launch.variables)? {
+    if let Some(mut content) = serving::line(&rest, open, &launch.variables, launch.cards())? {
+        launch.around(&mut content);
         return Ok(content);
     }
     let beside = Beside { open, without, cards: launch.cards(), ..Beside::default() };
@@ -149,7 +160,7 @@ pub fn read(
         None => {
             let problem = format!("{first}: what it runs is not known");
             let cure = "known are torchrun, accelerate launch, deepspeed, srun, python SCRIPT, trl, axolotl, llamafactory-cli, \
-                        tune run, litgpt, swift, automodel, vllm serve, sglang, text-generation-launcher, llama-server, ollama run";
+                        tune run, litgpt, swift, automodel, vllm serve, sglang, text-generation-launcher, llama-server, koboldcpp, ollama run, lms load";
             return Err(vec![Fault::new("", problem).or(cure)]);
         }
     };

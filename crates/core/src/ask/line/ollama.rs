@@ -92,7 +92,7 @@ const CALLED: &[(&str, &str)] = &[
 
 /// Names whose tags without a quantisation are `Q4_0`: those of the library's first year, until August 2024, as its pages
 /// are remembered, not read. Later ones are `Q4_K_M`.
-const EARLY: [&str; 33] = [
+const EARLY: [&str; 34] = [
     "codegemma",
     "codellama",
     "codestral",
@@ -105,6 +105,8 @@ const EARLY: [&str; 33] = [
     "falcon",
     "gemma",
     "gemma2",
+    // A log of 2026 says so: the file is of August 2024.
+    "hermes3",
     "llama2",
     "llama3",
     "llava",
@@ -129,7 +131,14 @@ const EARLY: [&str; 33] = [
 ];
 
 /// Tags whose default is another.
-const OTHERWISE: [(&str, &str); 3] = [("llama3.2-1b", "Q8_0"), ("smollm2-1.7b", "Q8_0"), ("gemma3-270m", "Q8_0")];
+const OTHERWISE: [(&str, &str); 5] = [
+    ("bge-m3", "F16"),
+    ("llama3.2-1b", "Q8_0"),
+    ("smollm2-1.7b", "Q8_0"),
+    ("gemma3-270m", "Q8_0"),
+    // With a layer that guesses ahead, as a log of its tensors says.
+    ("qwen3.8", "Q4_K_M+MTP"),
+];
 
 /// Words of a tag that say how a model was trained, not how large it is.
 const VARIANTS: [&str; 10] = ["instruct", "chat", "text", "it", "base", "distill", "qwen", "llama", "lite", "qat"];
@@ -150,7 +159,7 @@ pub fn library(name: &str) -> (String, Option<&'static str>, Option<String>) {
     let known = CALLED.iter().find(|(known, _)| *known == plain).map(|(_, id)| *id);
     let said = known.filter(|id| own == "deepseek-r1" && !id.starts_with("deepseek"));
     let said = said.map(|id| format!("{name} has the shapes of {id}, which is counted"));
-    let otherwise = OTHERWISE.iter().find(|(name, _)| *name == plain).map(|(_, mixture)| *mixture);
+    let otherwise = OTHERWISE.iter().find(|(name, _)| *name == plain || *name == own).map(|(_, mixture)| *mixture);
     let usual = otherwise.or_else(|| EARLY.contains(&own).then_some("Q4_0"));
     (known.map_or(plain, str::to_owned), mixture.map(|mixture| mixture.name).or(usual), said)
 }

@@ -3,9 +3,10 @@
 
 use serde_json::{Map, Value};
 
+use super::llama::{self, Taken};
 use super::serving_words::{HARMLESS, REFUSED, SAID, called};
 use super::vllm::{self, Follow};
-use super::{arguments, base, ollama, variables};
+use super::{arguments, base, kobold, ollama, sglang, variables};
 use crate::ask::file::Content;
 use crate::ask::read::Given;
 use crate::ask::request::Task;
@@ -28,14 +29,21 @@ pub(super) fn program(words: &[String]) -> Option<(Runner, &[String])> {
         ("vllm", Some("run-batch")) => Some((Runner::Vllm, &rest[1..])),
         ("vllm", Some(word)) if word.starts_with('-') => Some((Runner::Vllm, rest)),
         (module, _) if module.starts_with("vllm.entrypoints") => Some((Runner::Vllm, rest)),
-        ("sglang.launch_server", _) => Some((Runner::Sglang, rest)),
+        (
+            "sglang.launch_server"
+            | "sglang_router.launch_server"
+            | "sglang.bench_one_batch"
+            | "sglang.bench_offline_throughput",
+            _,
+        ) => Some((Runner::Sglang, rest)),
         ("sglang", Some("serve")) => Some((Runner::Sglang, &rest[1..])),
         ("text-generation-launcher", _) => Some((Runner::Tgi, rest)),
         ("trtllm-serve", Some("serve")) => Some((Runner::TensorrtLlm, &rest[1..])),
         ("trtllm-serve", _) => Some((Runner::TensorrtLlm, rest)),
-        ("llama-server" | "llama-cli" | "llama-bench" | "llama-run", _) => Some((Runner::LlamaCpp, rest)),
+        (name, _) if llama::is_program(name, rest) => Some((Runner::LlamaCpp, rest)),
         ("llama", Some("serve" | "run" | "cli")) => Some((Runner::LlamaCpp, &rest[1..])),
-        ("ollama", Some("run" | "pull")) => Some((Runner::Ollama, &rest[1..])),
+        ("ollama", Some("run" | "pull" | "serve" | "start")) => Some((Runner::Ollama, &rest[1..])),
+        (kobold, _) if kobold.starts_with("koboldcpp") => Some((Runner::LlamaCpp, rest)),
         // LM Studio runs llama.cpp.
         ("lms", Some("load")) => Some((Runner::LlamaCpp, &rest[1..])),
         _ => None,
@@ -47,12 +55,24 @@ pub(super) fn line(
     words: &[String],
     open: &dyn Fn(&str) -> Result<Value, String>,
     environment: &[(String, String)],
+    cards: Option<u64>,
 ) -> Result<Option<Content>, Vec<Fault>> {
     let Some((runner, rest)) = program(words) else { return Ok(None) };
+    if runner == Runner::Ollama && words.get(1).is_some_and(|word| word == "serve" || word == "start") {
+        let problem = "ollama serve loads no model until it is asked for one";
+        let cure = "write the model's line behind the same variables: OLLAMA_CONTEXT_LENGTH=8192 ollama run MODEL";
+        return Err(vec![Fault::new("", problem).or(cure)]);
+    }
     let mut parsed = arguments::parse(&lettered(rest, runner));
+    let mut own = Vec::new();
     match words.first().map(|word| base(word)) {
         Some("lms") => loaded(&mut parsed.object, parsed.plain.first()),
         Some("llama-bench") => benched(&mut parsed.object),
+        Some(name) if name.starts_with("koboldcpp") => {
+            own = kobold::told(&mut parsed, open).map_err(|problem| vec![Fault::new("", problem)])?;
+        }
+        Some(name) if runner == Runner::LlamaCpp => llama::told(name, &mut parsed)
+            .map_err(|(what, cure)| vec![Fault::unsupported("", format!("{what} of llama.cpp")).or(cure)])?,
         _ => {}
     }
     // Words behind a switch are no values of it.
@@ -74,10 +94,18 @@ pub(super) fn line(
         object.extend(inner.as_object().cloned().unwrap_or_default());
     }
     object.extend(parsed.object);
+    // llama.cpp spreads over all cards that it is shown (`llama_model_load_from_file`).
+    let spread = ["tensor_split", "ts", "split_mode", "sm"];
+    if let (Runner::LlamaCpp, Some(cards @ 2..=16)) = (runner, cards)
+        && !spread.iter().any(|key| object.contains_key(*key))
+    {
+        let shares = vec!["1"; usize::try_from(cards).unwrap_or(1)];
+        object.insert("tensor_split".into(), shares.join(",").into());
+    }
     let (mut all, said) = variables::flags(runner, environment, &object, harmless);
     all.extend(object);
     let mut content = layer(runner, &all, parsed.plain.first().cloned())?;
-    content.notes.extend(said);
+    content.notes.extend(own.into_iter().chain(said));
     Ok(Some(content))
 }
 
@@ -148,7 +176,7 @@ fn special(runner: Runner, key: &str, value: &Value) -> Option<Result<Option<Str
 }
 
 /// The letters of an engine's flags as its words.
-fn lettered(words: &[String], runner: Runner) -> Vec<String> {
+pub(super) fn lettered(words: &[String], runner: Runner) -> Vec<String> {
     let long = |word: &String| match (runner, word.as_str()) {
         (Runner::Vllm, letters) => vllm::long(letters).unwrap_or_else(|| word.clone()),
         (Runner::LlamaCpp, "-c") => "--context".to_owned(),
@@ -321,22 +349,39 @@ pub(in crate::ask) fn layer(
             _ => value.clone(),
         };
         let row = table::called(&key, runner).filter(|row| row.scope.has(runner));
-        let said = SAID.iter().find(|(known, _)| key.split('.').next() == Some(known));
+        let said = SAID.iter().find(|(known, _)| key.split('.').next() == Some(known)).map(|(_, instead)| *instead);
+        let own = llama::taken(&key).filter(|_| runner == Runner::LlamaCpp);
+        let said = match (&own, runner) {
+            (Some(Taken::Said(instead)), _) => Some(*instead),
+            (_, Runner::Sglang) => sglang::said(&key).or(said),
+            _ => said,
+        };
+        let idles = said.is_none() && (harmless(&key) || matches!(own, Some(Taken::Idle)));
         if row.is_some() {
             content.named.push((key, Given::Value(value.clone())));
-        } else if harmless(&key) {
+        } else if let Some(Taken::Refused(instead)) = own {
+            let fault = Fault::unsupported("", format!("{} of {}", said_so(&key, value), runner.title()));
+            faults.push(fault.or(instead));
+        } else if idles
+            || runner != Runner::LlamaCpp && harmless(&key)
+            || runner == Runner::Sglang && sglang::harmless(&key)
+        {
             idle.push(key.replace('_', "-"));
             // A switch may have swallowed the model's name.
             if let (None, Some(word)) = (&content.model, value.as_str().filter(|word| word.contains('/'))) {
                 content.model = Some(word.to_owned());
             }
-        } else if let Some((_, instead)) = said {
+        } else if let Some(instead) = said {
             content.notes.push(format!("not simulated: {key}: {instead}"));
         } else {
             let fault = Fault::unsupported("", format!("{} of {}", said_so(&key, value), runner.title()));
             let instead = REFUSED.iter().find(|(known, _)| *known == key && runner == Runner::Vllm);
+            let instead = match runner {
+                Runner::Sglang => sglang::refused(&key),
+                _ => instead.map(|(_, instead)| *instead),
+            };
             faults.push(match (instead, nearest(&key, runner)) {
-                (Some((_, instead)), _) => fault.or(*instead),
+                (Some(instead), _) => fault.or(instead),
                 (None, Some(near)) => fault.or(format!("write --{near}, or leave it out")),
                 (None, None) => fault.or("leave it out: what it changes is not known"),
             });

@@ -171,6 +171,7 @@ pub(super) const HARMLESS: &[&str] = &[
     "use_v2_block_manager",
     "watermark",
     "worker_use_ray",
+    "engine_use_ray",
     // vllm bench, vllm run-batch
     "input_len",
     "output_len",

@@ -57,6 +57,26 @@ fn at(content: &Content, place: &str) -> Value {
 }
 
 #[test]
+fn variables_around_an_engines_line_are_said() {
+    let said = content(
+        "CUDA_VISIBLE_DEVICES=0,1 HF_TOKEN=x VLLM_LOGGING_LEVEL=INFO PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True VLLM_USE_FLASHINFER_SAMPLER=1 \
+         vllm serve a/b --tensor_parallel 4",
+    );
+    let notes = said.notes.join("\n");
+    assert!(notes.contains("variables without effect on memory: VLLM_LOGGING_LEVEL, HF_TOKEN"), "{notes}");
+    assert!(notes.contains("show 2 cards and it splits the model over 4"), "{notes}");
+    assert!(notes.contains("allocator with expandable_segments:True"), "{notes}");
+    let named: Vec<&str> = said.named.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(named, ["engine", "flashinfer_sampler", "tensor_parallel_size"]);
+    let sglang = content(
+        "python -m sglang.launch_server --model a/b --tp 4 --enable-dp-attention --dp 2 --disable-overlap-schedule --deepep-mode auto",
+    );
+    let named: Vec<&str> = sglang.named.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(named, ["engine", "tp", "enable_dp_attention", "dp"]);
+    assert!(sglang.notes.iter().any(|note| note.contains("deepep_mode")), "{:?}", sglang.notes);
+}
+
+#[test]
 fn modules_shells_and_containers_are_seen_through() {
     let line = "torchrun --nproc_per_node=4 -m verl.trainer.fsdp_sft_trainer data.micro_batch_size_per_gpu=4 +data.max_length=2048 model.partial_pretrain=a/b";
     let verl = content(line);
@@ -371,7 +391,13 @@ fn variables_of_engines_are_flags() {
     }
     assert_eq!(content("LLAMA_ARG_MODEL=b.gguf llama-server -c 4096").model.as_deref(), Some("b.gguf"));
     let said = content("VLLM_ATTENTION_BACKEND=FLASHINFER VLLM_LOGGING_LEVEL=DEBUG vllm serve a/b");
-    assert_eq!(said.notes, ["not simulated: VLLM_ATTENTION_BACKEND=FLASHINFER: what is usual is taken"]);
+    assert_eq!(
+        said.notes,
+        [
+            "not simulated: VLLM_ATTENTION_BACKEND=FLASHINFER: what is usual is taken",
+            "variables without effect on memory: VLLM_LOGGING_LEVEL"
+        ]
+    );
     // Another engine's variables are none of this one's.
     assert!(content("OLLAMA_CONTEXT_LENGTH=8 vllm serve a/b").notes.is_empty());
 }

@@ -7,8 +7,9 @@ use crate::ask::runner::Runner;
 use crate::ask::table;
 
 /// How the names of an engine's variables begin.
-const STARTS: [(&str, Runner); 5] = [
+const STARTS: [(&str, Runner); 6] = [
     ("LLAMA_ARG_", Runner::LlamaCpp),
+    ("GGML_", Runner::LlamaCpp),
     ("OLLAMA_", Runner::Ollama),
     ("VLLM_", Runner::Vllm),
     ("SGLANG_", Runner::Sglang),
@@ -17,7 +18,8 @@ const STARTS: [(&str, Runner); 5] = [
 
 /// Those that are not called as their flags are (`set_env` of llama.cpp's common/arg.cpp, `AsMap` of Ollama's
 /// envconfig/config.go).
-const CALLED: [(&str, &[&str]); 13] = [
+const CALLED: [(&str, &[&str]); 14] = [
+    ("VLLM_USE_FLASHINFER_SAMPLER", &["flashinfer_sampler"]),
     ("LLAMA_ARG_BATCH", &["batch_size"]),
     ("LLAMA_ARG_UBATCH", &["ubatch_size"]),
     ("LLAMA_ARG_N_PARALLEL", &["parallel"]),
@@ -34,7 +36,24 @@ const CALLED: [(&str, &[&str]); 13] = [
 ];
 
 /// What changes no memory of a card, by what stands behind the engine's own start.
-const HARMLESS: [&str; 24] = [
+const HARMLESS: [&str; 41] = [
+    "NO_USAGE_STATS",
+    "USAGE_SOURCE",
+    "LOGGING",
+    "IMAGE_FETCH_TIMEOUT",
+    "VIDEO_FETCH_TIMEOUT",
+    "AUDIO_FETCH_TIMEOUT",
+    "TARGET_DEVICE",
+    "MAIN_CUDA_VERSION",
+    "ASSETS",
+    "PLUGINS",
+    "SKIP_P2P_CHECK",
+    "EXECUTE_MODEL_TIMEOUT",
+    "RAY_",
+    "NCCL_SO_PATH",
+    "WATCHDOG",
+    "SET_CPU_AFFINITY",
+    "SLEEP_WHEN_IDLE",
     "HOST",
     "PORT",
     "API_",
@@ -61,6 +80,9 @@ const HARMLESS: [&str; 24] = [
     "SERVER_DEV",
 ];
 
+/// How the note on variables begins that decide nothing.
+pub(super) const IDLE: &str = "variables without effect on memory: ";
+
 /// The engine whose variable this is.
 pub(super) fn engine(name: &str) -> Option<Runner> {
     STARTS.iter().find(|(start, _)| name.starts_with(start)).map(|(_, runner)| *runner)
@@ -73,7 +95,7 @@ pub(super) fn flags(
     given: &Map<String, Value>,
     harmless: impl Fn(&str) -> bool,
 ) -> (Map<String, Value>, Vec<String>) {
-    let (mut object, mut notes) = (Map::new(), Vec::new());
+    let (mut object, mut notes, mut idle) = (Map::new(), Vec::new(), Vec::new());
     let row = |key: &str| table::called(key, runner).filter(|row| row.scope.has(runner)).map(|row| row.path);
     for (name, value) in variables.iter().filter(|(name, _)| engine(name) == Some(runner)) {
         let behind = STARTS.iter().find_map(|(start, _)| name.strip_prefix(start)).unwrap_or(name);
@@ -81,8 +103,14 @@ pub(super) fn flags(
         let called = CALLED.iter().find(|(known, _)| known == name);
         let keys = called.map_or_else(|| vec![own.as_str()], |(_, keys)| keys.to_vec());
         if !keys.iter().all(|key| *key == "model" || row(key).is_some()) {
-            if !HARMLESS.iter().any(|start| behind.starts_with(start)) && !harmless(&own) {
-                notes.push(format!("not simulated: {name}={value}: what is usual is taken"));
+            match name.as_str() {
+                // What runs since 0.11 whatever it says.
+                "VLLM_USE_V1" if value == "0" => notes.push(
+                    "not simulated: VLLM_USE_V1=0: the older engine is named in the version: --engine-version \"0.8.5 V0\"".into(),
+                ),
+                "VLLM_USE_V1" => idle.push(name.as_str()),
+                _ if HARMLESS.iter().any(|start| behind.starts_with(start)) || harmless(&own) => idle.push(name),
+                _ => notes.push(format!("not simulated: {name}={value}: what is usual is taken")),
             }
             continue;
         }
@@ -93,7 +121,7 @@ pub(super) fn flags(
             }
             let switch = table::called(key, runner).is_some_and(|row| row.is_switch());
             match (switch, value.to_ascii_lowercase().as_str()) {
-                (true, "0" | "false" | "off" | "") => {}
+                (true, "0" | "false" | "off" | "") => idle.push(name),
                 (true, _) => drop(object.insert(key.to_owned(), Value::Bool(true))),
                 // `-fa` takes words.
                 (false, "1" | "true") if key == "flash_attn" => drop(object.insert(key.to_owned(), "on".into())),
@@ -101,6 +129,9 @@ pub(super) fn flags(
                 _ => drop(object.insert(key.to_owned(), arguments::typed(value))),
             }
         }
+    }
+    if !idle.is_empty() {
+        notes.push(format!("{IDLE}{}", idle.join(", ")));
     }
     (object, notes)
 }

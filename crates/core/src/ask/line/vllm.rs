@@ -7,6 +7,8 @@ use serde_json::{Map, Value, json};
 
 use crate::ask::file::Content;
 use crate::ask::read::Given;
+use crate::ask::runner::Runner;
+use crate::ask::table;
 
 /// How many values follow a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,6 +105,8 @@ pub(super) fn gathered(object: &Map<String, Value>) -> Map<String, Value> {
     for (key, value) in object {
         let plain = key.replace('-', "_");
         let key = SHORT.iter().find(|(short, _)| *short == plain).map_or(plain.as_str(), |(_, long)| long);
+        let whole = unshortened(key);
+        let key = whole.as_deref().unwrap_or(key);
         let (name, path) = key.split_once('.').map_or((key, None), |(name, path)| (name, Some(path)));
         let Some(path) = path else {
             all.insert(name.to_owned(), value.clone());
@@ -118,6 +122,20 @@ pub(super) fn gathered(object: &Map<String, Value>) -> Map<String, Value> {
         *place = value.clone();
     }
     all
+}
+
+/// The flag that a part of its name stands for, where no other begins so (`allow_abbrev` of Python's argparse).
+fn unshortened(key: &str) -> Option<String> {
+    let begun = key.replace('_', "-");
+    if follow(key).is_some()
+        || begun.len() < 4
+        || table::called(key, Runner::Vllm).is_some_and(|row| row.scope.has(Runner::Vllm))
+    {
+        return None;
+    }
+    let mut long = flags().iter().map(|(name, _)| *name).filter(|name| name.starts_with(&begun));
+    let only = long.next()?;
+    long.next().is_none().then(|| only.replace('-', "_"))
 }
 
 /// Whether graphs are left out by a level or by the compilation's object, and what is said of that.
@@ -199,6 +217,11 @@ mod tests {
         assert_eq!(
             Value::Object(gathered(typed.as_object().unwrap())),
             json!({"speculative_config": {"method": "mtp", "num_speculative_tokens": 3}, "port": 1, "cc": {"a": 1}})
+        );
+        let cut = json!({"tensor_parallel": 2, "max_num_b": 64, "max": 1});
+        assert_eq!(
+            Value::Object(gathered(cut.as_object().unwrap())),
+            json!({"tensor_parallel_size": 2, "max_num_batched_tokens": 64, "max": 1})
         );
         assert_eq!(follow("no-enable-prefix-caching"), Some(Follow::None));
         assert_eq!((follow("port"), follow("served_model_name")), (Some(Follow::One), Some(Follow::Several)));

@@ -8,12 +8,24 @@ use crate::plan::Fault;
 const DEEPEST: usize = 6;
 
 /// Images whose own command is an engine.
-const IMAGES: [(&str, &[&str]); 5] = [
+const IMAGES: [(&str, &[&str]); 7] = [
     ("vllm", &["vllm", "serve"]),
     ("text-generation-inference", &["text-generation-launcher"]),
     ("sglang", &["python"]),
     ("llama.cpp", &["llama-server"]),
+    ("koboldcpp", &["koboldcpp"]),
+    ("ollama/ollama", &["ollama", "serve"]),
     ("tritonserver", &["trtllm-serve"]),
+];
+
+/// What the first word behind an image of all of llama.cpp's tools starts.
+const TOOLS: [(&str, &str); 6] = [
+    ("--server", "llama-server"),
+    ("-s", "llama-server"),
+    ("--run", "llama-cli"),
+    ("-r", "llama-cli"),
+    ("--bench", "llama-bench"),
+    ("-b", "llama-bench"),
 ];
 
 const CONTAINERS: [&str; 6] = ["docker", "podman", "singularity", "apptainer", "nerdctl", "enroot"];
@@ -21,7 +33,7 @@ const CONTAINERS: [&str; 6] = ["docker", "podman", "singularity", "apptainer", "
 /// Programs that hand on the line behind their own options.
 const OTHERS: &str = "timeout taskset nsys ncu ionice chrt setsid unbuffer ssh tmux screen kubectl oc sbatch salloc bsub \
                       jsrun aprun flux pdsh modal sky runai watch strace perf py-spy memray wandb aim hatch rye pdm \
-                      mamba micromamba tox nohup xvfb-run catchsegv eval command chroot caffeinate";
+                      mamba micromamba tox nohup systemd-run xvfb-run catchsegv eval command chroot caffeinate";
 
 /// The line behind launchers and everything that hands lines on.
 pub(super) fn unwrap(words: &[String], launch: &mut Launch) -> Result<Vec<String>, Vec<Fault>> {
@@ -107,8 +119,23 @@ fn image(words: &[String]) -> Option<Vec<String>> {
         IMAGES.iter().find(|(name, _)| !word.starts_with('-') && word.contains(name) && word.contains([':', '/']))
     };
     let (at, (_, program)) = words.iter().enumerate().skip(1).find_map(|(at, word)| Some((at, of(word)?)))?;
-    let rest = &words[at + 1..];
-    rest.first()?;
+    let mut rest = &words[at + 1..];
+    // Variables may say everything.
+    let told = || words[..at].iter().any(|word| word.contains("LLAMA_ARG_"));
+    if rest.is_empty() && program.first() != Some(&"ollama") && !told() {
+        return None;
+    }
+    // Images of all of llama.cpp's tools say which; that of one for prompts has it (.devops/tools.sh).
+    let tag = words[at].rsplit_once(':').map_or("", |(_, tag)| tag);
+    let tool = rest.first().and_then(|word| TOOLS.iter().find(|(flag, _)| flag == word));
+    let program = match tool {
+        Some((_, tool)) if tag.starts_with("full") => {
+            rest = &rest[1..];
+            &[*tool][..]
+        }
+        _ if *program == ["llama-server"] && tag.starts_with("light") => &["llama-cli"],
+        _ => program,
+    };
     // `--entrypoint bash IMAGE -lc "vllm serve …"`
     if let Some(at) =
         rest.iter().position(|word| word.starts_with('-') && !word.starts_with("--") && word.ends_with('c'))

@@ -1,5 +1,6 @@
 //! A serving engine settled.
 
+use crate::source::gguf::architecture;
 use serde_json::json;
 
 use super::{Draft, Settled, Surroundings};
@@ -68,6 +69,13 @@ fn check(model: &Model, plan: &ServePlan, draft: &mut Draft<'_>) {
         let wrong = value.is_some_and(|value| !(1..=most).contains(&value));
         draft.faults.when(wrong, || Fault::value(path, value.unwrap_or_default(), format!("from 1 to {most}")));
     }
+    let (cards, replicas) = (plan.tensor_parallel_size.unwrap_or(1), plan.data_parallel_size.unwrap_or(1).max(1));
+    draft.faults.when(plan.dp_attention && !cards.is_multiple_of(replicas), || {
+        // `assert self.tp_size % self.dp_size == 0` of SGLang's server_args.py.
+        let what = format!("{replicas} replicas of attention do not divide {cards} tensor-parallel cards");
+        let near = (1..=cards.min(replicas)).rev().find(|count| cards.is_multiple_of(*count)).unwrap_or(1);
+        Fault::new("data_parallel_size", what).or_set("data_parallel_size", near)
+    });
     let share = plan.gpu_memory_utilization.filter(|share| !(*share > 0.0 && *share <= 1.0));
     if let Some(share) = share {
         draft.faults.add(Fault::value("gpu_memory_utilization", share, "above 0 and at most 1"));
@@ -123,7 +131,12 @@ fn serves(model: &Model, plan: &mut ServePlan, draft: &mut Draft<'_>, name: &str
     let encodes = model.task().encodes();
     let caches = model.inventory().is_ok_and(|inventory| !inventory.caches.is_empty());
     let served = model.family().facts.served;
-    if encodes || !caches || !served {
+    // llama.cpp makes embeddings with encoders, too.
+    let local = matches!(plan.engine, ServingEngine::LlamaCpp | ServingEngine::Ollama);
+    let kind = model.config()["model_type"].as_str();
+    let embeds =
+        local && !caches && kind.and_then(architecture::of_type) == Some("bert") && model.only_counted().is_none();
+    if (encodes || !caches || !served) && !embeds {
         let why = match (encodes, caches) {
             _ if model.only_counted().is_some() => "of which the parameters alone are known",
             (true, _) => "a decoder beside an encoder",

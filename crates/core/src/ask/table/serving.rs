@@ -23,10 +23,10 @@ pub(super) const ROWS: &[Setting] = &[
         .from("transformers")
         .on(S, Scope::INFER)
         .example("--engine sglang"),
-    setting("version", "engine-version", Kind::Text, "The version whose rules hold (vLLM: 0.6 to 0.33, \"0.8.5 V0\" for the older engine; llama.cpp: a build such as b5781, current or early)")
+    setting("version", "engine-version", Kind::Text, "The version whose rules hold (vLLM: 0.6 to 0.33, \"0.8.5 V0\" for the older engine; llama.cpp: a build such as b5781, current or early; Ollama: such as 0.32)")
         .value("VERSION")
         .from("the newest that the rules know")
-        .on(S, Scope::VLLM.and(Scope::LLAMA_CPP)),
+        .on(S, Scope::VLLM.and(Scope::LOCAL)),
     setting("context", "context", Kind::Whole, "Longest sequence the engine shall hold")
         .also(&["max-model-len", "ctx-size", "num-ctx", "max-total-tokens", "context-length"])
         .from("the engine's")
@@ -62,10 +62,15 @@ pub(super) const ROWS: &[Setting] = &[
         .from("one")
         .on(S, Scope::VLLM)
         .example("--pipeline-parallel-size 2"),
-    setting("data_parallel_size", "data-parallel-size", Kind::Whole, "Replicas that share experts")
-        .also(&["dp"])
+    setting("data_parallel_size", "data-parallel-size", Kind::Whole, "Replicas that share experts; of attention with --enable-dp-attention")
+        .also(&["dp", "dp-size"])
         .from("one")
-        .on(S, Scope::VLLM),
+        .on(S, Scope::VLLM.and(Runner::Sglang.alone()))
+        .example("--data-parallel-size 2 --tensor-parallel-size 2 --enable-dp-attention"),
+    setting("dp_attention", "enable-dp-attention", Kind::Switch, "Attention in --data-parallel-size replicas on the tensor-parallel cards, the rest split over all of them")
+        .also(&["dp-attention"])
+        .on(S, Runner::Sglang.alone())
+        .example("--data-parallel-size 2 --tensor-parallel-size 2 --enable-dp-attention"),
     setting("expert_parallel", "expert-parallel", Kind::Switch, "Whole experts on each card instead of parts of all")
         .also(&["enable-expert-parallel", "ep"])
         .on(S, Scope::VLLM),
@@ -79,10 +84,10 @@ pub(super) const ROWS: &[Setting] = &[
         .from("the version's default")
         .on(S, Scope::VLLM.and(Runner::TensorrtLlm.alone()))
         .example("--max-num-seqs 8"),
-    setting("max_num_batched_tokens", "max-num-batched-tokens", Kind::Whole, "Tokens in a batch; TGI's in its warm-up")
-        .also(&["max-batch-prefill-tokens"])
+    setting("max_num_batched_tokens", "max-num-batched-tokens", Kind::Whole, "Tokens in a batch; TGI's in its warm-up; SGLang's in a chunk of a prompt")
+        .also(&["max-batch-prefill-tokens", "chunked-prefill-size"])
         .from("the version's default")
-        .on(S, Scope::VLLM.and(Runner::TensorrtLlm.alone()).and(Runner::Tgi.alone()))
+        .on(S, Scope::VLLM.and(Runner::TensorrtLlm.alone()).and(Runner::Tgi.alone()).and(Runner::Sglang.alone()))
         .example("--max-num-batched-tokens 1024"),
     setting("kv_cache_memory_bytes", "kv-cache-memory-bytes", Kind::Spelled(SIZE), "Bytes of the cache, in place of what the profile run leaves: 8G is 8 GiB, 8g is 8 billion")
         .value("SIZE")
@@ -95,10 +100,13 @@ pub(super) const ROWS: &[Setting] = &[
         .on(S, Scope::VLLM)
         .example("--cpu-offload-gb 0.25"),
     setting("block_size", "block-size", Kind::Whole, "Tokens of a cache block")
+        .also(&["page-size"])
         .from("the version's default")
-        .on(S, Scope::VLLM)
+        .on(S, Scope::VLLM.and(Runner::Sglang.alone()))
         .example("--block-size 64"),
-    setting("enforce_eager", "enforce-eager", Kind::Switch, "No CUDA graphs").on(S, Scope::VLLM).example("--enforce-eager"),
+    setting("enforce_eager", "enforce-eager", Kind::Switch, "No CUDA graphs")
+        .also(&["disable-cuda-graph"])
+        .on(S, Scope::VLLM.and(Runner::Sglang.alone())).example("--enforce-eager"),
     setting("compile_cache", "compile-cache", Kind::Switch, "What an earlier start has compiled is found again; a first start compiles, which leaves less for the cache")
         .on(S, Scope::VLLM),
     setting("flashinfer_sampler", "flashinfer-sampler", Kind::Switch, "FlashInfer samples (VLLM_USE_FLASHINFER_SAMPLER=1; before 0.11.1 wherever it is installed, as in vLLM's images, since 0.21 unasked): logits are not sorted in the profile run")

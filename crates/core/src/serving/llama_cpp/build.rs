@@ -57,6 +57,24 @@ impl Build {
     pub(super) const OUTPUT_FIRST: u32 = 7470;
     /// Vectors are an input beside tokens, in use or not (18550).
     pub(super) const TWO_INPUTS: u32 = 7720;
+    /// Inputs lie in a buffer of their own (5100)
+    const INPUTS_APART: u32 = 1961;
+    /// until all are in that of the graph (6017).
+    const INPUTS_TOGETHER: u32 = 2413;
+    /// Large batches run on the card where weights are on the host (6083).
+    const OFFLOADS: u32 = 2454;
+    /// Experts are one tensor of a layer, not one each (6387).
+    const MERGED: u32 = 2587;
+    /// Experts of a token are multiplied at once, not one after the other (6505).
+    const AT_ONCE: u32 = 2694;
+    /// Tensors are read, and written by llama-quantize, layer after layer (9935).
+    const SORTED: u32 = 3999;
+    /// Encoders have no cache (13108).
+    const CACHELESS: u32 = 5312;
+    /// Layers that guess ahead run, and are loaded wherever a file has them (22673).
+    pub(super) const AHEAD: u32 = 9180;
+    /// They are loaded where they guess (26296).
+    pub(super) const AHEAD_IN_USE: u32 = 10212;
     /// Quantised keys and values are turned before they are stored (21038).
     pub(super) const TURNED: u32 = 8640;
 
@@ -104,6 +122,36 @@ impl Build {
     /// Whether a latent has values of its own.
     pub(super) fn keeps_values(self) -> bool {
         self.number() < Self::NO_VALUES
+    }
+
+    /// Whether inputs are in no buffer of the graph.
+    pub(super) fn parts_inputs(self) -> bool {
+        (Self::INPUTS_APART..Self::INPUTS_TOGETHER).contains(&self.number())
+    }
+
+    /// Whether cards compute with weights that are on the host.
+    pub(super) fn offloads(self) -> bool {
+        self.number() >= Self::OFFLOADS
+    }
+
+    /// Whether files of its time have a tensor for every expert.
+    pub fn parts_experts(self) -> bool {
+        matches!(self, Self::Numbered(..Self::MERGED))
+    }
+
+    /// Whether encoders have a cache that they do not read.
+    pub(super) fn caches_all(self) -> bool {
+        self.number() < Self::CACHELESS
+    }
+
+    /// Whether a token's experts are computed one after the other.
+    pub(super) fn takes_turns(self) -> bool {
+        self.number() < Self::AT_ONCE
+    }
+
+    /// Whether files of its time are in their converter's order, which has the output last.
+    pub fn ends_with_output(self) -> bool {
+        matches!(self, Self::Early | Self::Numbered(..Self::SORTED))
     }
 
     pub(super) fn streams(self) -> bool {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::ahead;
 use super::file::ModelFile;
 use super::hybrids;
 use super::publishers::Library;
@@ -97,6 +98,12 @@ pub struct Style {
     pub library: bool,
     /// Latents are stored as whole heads: files from before April 2025.
     pub whole_heads: bool,
+    /// With a layer that guesses ahead: files since May 2026 whose names say so.
+    pub ahead: bool,
+    /// In the converter's order, the output last: files before November 2024.
+    pub output_last: bool,
+    /// A tensor for every expert: files before April 2024.
+    pub parts_experts: bool,
 }
 
 /// The file that would hold a model under a mixture.
@@ -127,9 +134,19 @@ pub fn convert_in(
     if name == "gemma4" {
         tensors.extend((0..served.layers.len()).map(|at| (format!("blk.{at}.layer_output_scale.weight"), vec![1])));
     }
+    let mut metadata = metadata(text, served, name, style, &tensors);
+    if style.ahead && ahead::append(&mut tensors, &mut metadata, name) {
+        metadata.push((format!("{name}.nextn_predict_layers"), Value::Unsigned(1)));
+    }
     // llama-quantize writes layer after layer, by name.
-    crate::order::sort_by(&mut tensors, |(a, _), (b, _)| (layer(a), a.as_str()).cmp(&(layer(b), b.as_str())));
-    let metadata = metadata(text, served, name, style, &tensors);
+    let place = |name: &str| {
+        if style.output_last && name.starts_with("output") {
+            i64::MAX - i64::from(name.contains("_norm"))
+        } else {
+            layer(name)
+        }
+    };
+    crate::order::sort_by(&mut tensors, |(a, _), (b, _)| (place(a), a.as_str()).cmp(&(place(b), b.as_str())));
     let header = typed(tensors, metadata, name, served, style, mixture)?;
     ModelFile::of(&[header])
 }
@@ -173,8 +190,10 @@ fn named(
     all: &mut Named,
 ) {
     let shape = tensor.shape.clone();
-    let Some(index) = tensor.layer else {
-        return outside(tensor, served, all);
+    // Layers are told by what they cache, and encoders cache nothing.
+    let encodes = || tensor.name.split_once("encoder.layer.")?.1.split('.').next()?.parse().ok();
+    let Some(index) = tensor.layer.map_or_else(encodes, |index| Some(index as u64)) else {
+        return outside(tensor, served, config, all);
     };
     let mark = format!(".{index}.");
     let Some((_, inner)) = tensor.name.split_once(&mark) else { return };
@@ -245,7 +264,12 @@ fn experts(to: &str, shape: &[u64], leaf: &str, hidden: u64, push: &mut impl FnM
 }
 
 /// Tables, last norms and positions.
-fn outside(tensor: &crate::serving::tensors::ServedTensor, served: &ServedModel, all: &mut Named) {
+fn outside(
+    tensor: &crate::serving::tensors::ServedTensor,
+    served: &ServedModel,
+    config: &serde_json::Value,
+    all: &mut Named,
+) {
     let name = tensor.name.as_str();
     // Encoders are a file of their own (mmproj).
     if is_tower(name) || name.contains("mtp.") {
@@ -263,6 +287,9 @@ fn outside(tensor: &crate::serving::tensors::ServedTensor, served: &ServedModel,
         "embed_tokens" | "wte" | "word_embeddings" | "embed_in" | "embeddings" if leaf == "weight" => "token_embd",
         "wpe" | "embed_positions" | "position_embeddings" => "position_embd",
         "word_embeddings_layernorm" | "embedding_norm" => "token_embd_norm",
+        // BERT.
+        "LayerNorm" if name.contains("embeddings.") => "token_embd_norm",
+        "token_type_embeddings" => "token_types",
         // Gemma's E models.
         "embed_tokens_per_layer" => "per_layer_token_embd",
         "per_layer_model_projection" => "per_layer_model_proj",
@@ -270,7 +297,13 @@ fn outside(tensor: &crate::serving::tensors::ServedTensor, served: &ServedModel,
         "norm" | "ln_f" | "final_layernorm" | "final_layer_norm" | "norm_f" => "output_norm",
         _ => return,
     };
-    all.push((format!("{to}.{leaf}"), tensor.shape.clone()));
+    let mut shape = tensor.shape.clone();
+    // RoBERTa counts positions from behind its padding, which the converter cuts off.
+    if to == "position_embd" && config["model_type"].as_str().is_some_and(|kind| kind.contains("roberta")) {
+        let before = config["pad_token_id"].as_u64().map_or(0, |pad| pad + 1);
+        shape.iter_mut().take(1).for_each(|rows| *rows = rows.saturating_sub(before));
+    }
+    all.push((format!("{to}.{leaf}"), shape));
 }
 
 /// Factors of stretched rotary embeddings, which the converter writes as tensors.
@@ -312,7 +345,8 @@ fn metadata(
     let mut put = |key: &str, value: Value| all.push((format!("{name}.{key}"), value));
     let size = |keys: &[&str]| keys.iter().find_map(|key| config[*key].as_u64()).unwrap_or(0);
     let real = |key: &str| config[key].as_f64().filter(|value| *value != 0.0);
-    let layers = served.layers.len() as u64;
+    let highest = tensors.iter().map(|(name, _)| layer(name)).max().unwrap_or(-1);
+    let layers = u64::try_from(highest + 1).unwrap_or(0).max(served.layers.len() as u64);
     put("block_count", Value::Unsigned(layers));
     put("context_length", Value::Unsigned(if served.positions > 0 { served.positions } else { served.longest }));
     put("embedding_length", Value::Unsigned(served.hidden));
@@ -409,6 +443,9 @@ fn metadata(
     if let shared @ 1.. = size(&["num_kv_shared_layers"]) {
         put("attention.shared_kv_layers", Value::Unsigned(shared));
     }
+    if name == "bert" {
+        put("attention.causal", Value::Bool(false));
+    }
     hybrids::metadata(config, served, &mut put);
     if let Some(original) = config["original_max_position_embeddings"].as_u64() {
         put("rope.scaling.original_context_length", Value::Unsigned(original));
@@ -430,7 +467,7 @@ fn typed(
         Some(CacheKind::Latent { .. }) => 1,
         _ => served.kv_heads,
     };
-    let layers = served.layers.len();
+    let layers = served.layers.len() + usize::from(ends("nextn.eh_proj.weight") > 0);
     let made = Made {
         layers,
         hidden: served.hidden,
@@ -442,7 +479,10 @@ fn typed(
         values: ends("attn_v.weight") + ends("attn_qkv.weight") + ends("attn_kv_b.weight"),
         mxfp4: name == "gpt-oss",
         delta: Library::of(name) == Some(Library::Delta),
-        library: if style.library { Library::of(name) } else { None },
+        late: style.ahead,
+        parts: style.parts_experts,
+        // Newer files of the library are llama-quantize's.
+        library: if style.library && !style.ahead { Library::of(name) } else { None },
     };
     let mut quantizer = Quantizer::new(mixture, made);
     let mut offset = 0u64;

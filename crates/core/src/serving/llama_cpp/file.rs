@@ -12,7 +12,7 @@ use crate::source::{StoredType, Tensor};
 pub struct ModelFile {
     /// `general.architecture`.
     pub architecture: String,
-    metadata: BTreeMap<String, Value>,
+    pub(super) metadata: BTreeMap<String, Value>,
     pub(super) tensors: Vec<Entry>,
     names: BTreeMap<String, usize>,
 }
@@ -50,8 +50,12 @@ impl ModelFile {
                 tensors.push(entry(tensor, part)?);
             }
         }
+        Ok(Self::new(architecture, metadata, tensors))
+    }
+
+    pub(super) fn new(architecture: String, metadata: BTreeMap<String, Value>, tensors: Vec<Entry>) -> Self {
         let names = tensors.iter().enumerate().map(|(at, entry)| (entry.name.clone(), at)).collect();
-        Ok(Self { architecture, metadata, tensors, names })
+        Self { architecture, metadata, tensors, names }
     }
 
     pub(super) fn find(&self, name: &str) -> Option<usize> {

@@ -32,6 +32,43 @@ const NAMES: &[(&str, &str)] = &[
     ("feed_forward.w2.weight", "ffn_down.weight"),
     ("block_sparse_moe.router.weight", "ffn_gate_inp.weight"),
     ("router.proj.weight", "ffn_gate_inp.weight"),
+    // BERT.
+    ("attention.self.query.weight", "attn_q.weight"),
+    ("attention.self.query.bias", "attn_q.bias"),
+    ("attention.self.key.weight", "attn_k.weight"),
+    ("attention.self.key.bias", "attn_k.bias"),
+    ("attention.self.value.weight", "attn_v.weight"),
+    ("attention.self.value.bias", "attn_v.bias"),
+    ("attention.output.dense.weight", "attn_output.weight"),
+    ("attention.output.dense.bias", "attn_output.bias"),
+    ("attention.output.LayerNorm.weight", "attn_output_norm.weight"),
+    ("attention.output.LayerNorm.bias", "attn_output_norm.bias"),
+    ("intermediate.dense.weight", "ffn_up.weight"),
+    ("intermediate.dense.bias", "ffn_up.bias"),
+    ("output.dense.weight", "ffn_down.weight"),
+    ("output.dense.bias", "ffn_down.bias"),
+    ("output.LayerNorm.weight", "layer_output_norm.weight"),
+    ("output.LayerNorm.bias", "layer_output_norm.bias"),
+    // Nemotron-H: every layer is one thing.
+    ("norm.weight", "attn_norm.weight"),
+    ("mixer.in_proj.weight", "ssm_in.weight"),
+    ("mixer.conv1d.bias", "ssm_conv1d.bias"),
+    ("mixer.dt_bias", "ssm_dt.bias"),
+    ("mixer.out_proj.weight", "ssm_out.weight"),
+    ("mixer.q_proj.weight", "attn_q.weight"),
+    ("mixer.k_proj.weight", "attn_k.weight"),
+    ("mixer.v_proj.weight", "attn_v.weight"),
+    ("mixer.o_proj.weight", "attn_output.weight"),
+    ("mixer.up_proj.weight", "ffn_up.weight"),
+    ("mixer.down_proj.weight", "ffn_down.weight"),
+    ("mixer.gate.weight", "ffn_gate_inp.weight"),
+    ("mixer.gate.e_score_correction_bias", "exp_probs_b.bias"),
+    ("mixer.experts.up_proj", "ffn_up_exps.weight"),
+    ("mixer.experts.down_proj", "ffn_down_exps.weight"),
+    ("mixer.shared_experts.up_proj.weight", "ffn_up_shexp.weight"),
+    ("mixer.shared_experts.down_proj.weight", "ffn_down_shexp.weight"),
+    ("mixer.fc1_latent_proj.weight", "ffn_latent_down.weight"),
+    ("mixer.fc2_latent_proj.weight", "ffn_latent_up.weight"),
     ("router.scale", "ffn_gate_inp.scale"),
     ("router.per_expert_scale", "ffn_down_exps.scale"),
     ("pre_feedforward_layernorm_2.weight", "pre_ffw_norm_2.weight"),
@@ -69,12 +106,14 @@ pub(super) fn named(
     let (rows, columns) = (shape.first().copied().unwrap_or(0), shape.last().copied().unwrap_or(0));
     match inner {
         // Groups of one channel are no dimension.
-        "linear_attn.conv1d.weight" | "mamba.conv1d.weight" => push("ssm_conv1d.weight".into(), vec![rows, columns]),
+        "linear_attn.conv1d.weight" | "mamba.conv1d.weight" | "mixer.conv1d.weight" => {
+            push("ssm_conv1d.weight".into(), vec![rows, columns])
+        }
         "conv.conv.weight" => push("shortconv.conv.weight".into(), vec![rows, columns]),
-        "mamba.A_log" => push("ssm_a".into(), vec![rows, 1]),
-        "mamba.D" => push("ssm_d".into(), vec![rows, 1]),
-        "mamba.norm.weight" => {
-            let groups = size("mamba_n_groups").max(1);
+        "mamba.A_log" | "mixer.A_log" => push("ssm_a".into(), vec![rows, 1]),
+        "mamba.D" | "mixer.D" => push("ssm_d".into(), vec![rows, 1]),
+        "mamba.norm.weight" | "mixer.norm.weight" => {
+            let groups = size("mamba_n_groups").max(size("n_groups")).max(1);
             push("ssm_norm.weight".into(), vec![groups, rows / groups]);
         }
         "linear_attn.in_proj_qkvz.weight" => {
@@ -121,9 +160,12 @@ pub(super) fn metadata(config: &Json, served: &ServedModel, put: &mut impl FnMut
             heads[2],
         ]
     } else {
-        let heads = size("mamba_n_heads");
-        let inner = heads.saturating_mul(size("mamba_d_head"));
-        [size("mamba_d_conv"), inner, size("mamba_d_state"), heads, size("mamba_n_groups")]
+        // Granite's and Jamba's words, and Nemotron-H's.
+        let either = |one: &str, other: &str| size(one).max(size(other));
+        let heads = either("mamba_n_heads", "mamba_num_heads");
+        let inner = heads.saturating_mul(either("mamba_d_head", "mamba_head_dim"));
+        let groups = either("mamba_n_groups", "n_groups");
+        [either("mamba_d_conv", "conv_kernel"), inner, either("mamba_d_state", "ssm_state_size"), heads, groups]
     };
     let keys = ["ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count"];
     for (key, value) in keys.into_iter().zip(sizes).filter(|(_, value)| *value > 0) {

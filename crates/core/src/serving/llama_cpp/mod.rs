@@ -3,6 +3,7 @@
 //! Keys and values are exact by the rules of llama-kv-cache. The graph's buffer of current builds is that of ggml's
 //! allocator over the nodes of the graph; for earlier builds and the fork it is what is alive at the widest point.
 
+mod ahead;
 mod architectures;
 mod build;
 mod cache;
@@ -21,6 +22,7 @@ mod reserve;
 
 use serde::{Deserialize, Serialize};
 
+pub use ahead::{marked, unmarked};
 pub use build::Build;
 pub use convert::{Style, convert, convert_in, lengths};
 pub use file::ModelFile;
@@ -51,6 +53,8 @@ pub struct LlamaCppPlan {
     pub micro_batch: u64,
     /// Rows of logits that one batch may ask for: `llama-server` says its sequences, other programs nothing, which is `-b`.
     pub outputs: Option<u64>,
+    /// Tokens that the model's own further layers guess (`--spec-type draft-mtp`, `--spec-draft-n-max`); 0: they guess none.
+    pub ahead: u64,
     /// `-fa`.
     pub flash_attention: Flash,
     /// `-ctk`: a ggml type.
@@ -113,6 +117,7 @@ impl Default for LlamaCppPlan {
             batch: 2048,
             micro_batch: 512,
             outputs: None,
+            ahead: 0,
             flash_attention: Flash::Auto,
             key_type: "f16".into(),
             value_type: "f16".into(),
@@ -196,7 +201,13 @@ impl LlamaCppError {
             Self::Unsupported(text) if text.contains("quantised cache") => "cache_type_v",
             Self::Unsupported(_) => "split_mode",
         };
-        crate::plan::Fault::new(place, self.to_string())
+        let fault = crate::plan::Fault::new(place, self.to_string());
+        match self {
+            Self::Unsupported(text) if text.contains("row") => {
+                fault.or("write layer or tensor, or say the build: --engine-version b9889")
+            }
+            _ => fault,
+        }
     }
 }
 

@@ -43,11 +43,11 @@ impl Placement {
         // LFM 2 calls its last norm that of the embedding.
         let encodes = super::architectures::of(&file.architecture).0.encoder;
         let renamed = !encodes && file.find("output_norm.weight").is_none();
+        let ahead = plan.loads_ahead(&file.architecture);
         let mut tensors = Vec::with_capacity(file.tensors.len());
         for entry in &file.tensors {
             let usual = match entry.layer() {
-                // Layers that guess ahead are not loaded.
-                Some(layer) if layer >= running => None,
+                Some(layer) if layer >= running && !ahead => None,
                 Some(layer) => Some(of_layers.get(layer).copied().unwrap_or(Place::Host)),
                 None if renamed && entry.name.starts_with("token_embd_norm.") => Some(output),
                 None if INPUT.iter().any(|name| entry.name.starts_with(name)) => Some(Place::Host),

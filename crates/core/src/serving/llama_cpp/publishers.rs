@@ -9,6 +9,8 @@ pub(super) enum Own {
     No,
     /// Tables of words in `Q8_0` (`Q4_K_L`).
     WideTables,
+    /// Tables like all else: of models that were trained to be stored so.
+    Alike,
     /// Unsloth's: the name of one of llama-quantize's, and its own types where layers have gated delta rules.
     Named,
     /// Unsloth's: its own types everywhere (`UD-Q4_K_XL`).
@@ -43,6 +45,7 @@ pub(super) const PUBLISHERS: &[Mixture] = &[
     variant("Q4_K_L", "Q4_K_M", "q4_k", Own::WideTables),
     variant("Q5_K_L", "Q5_K_M", "q5_k", Own::WideTables),
     variant("Q6_K_L", "Q6_K", "q6_k", Own::WideTables),
+    variant("QAT_Q4_0", "Q4_0", "q4_0", Own::Alike),
     variant("UD-IQ1_S", "IQ1_S", "iq1_s", Own::Dynamic),
     variant("UD-IQ1_M", "IQ1_M", "iq1_m", Own::Dynamic),
     variant("UD-IQ2_XXS", "IQ2_XXS", "iq2_xxs", Own::Dynamic),
@@ -76,9 +79,17 @@ pub(super) fn unsloths(mixture: &'static Mixture) -> &'static Mixture {
     own.unwrap_or(mixture)
 }
 
+/// What Unsloth uploads of a model that was trained to be stored in 4 bits, whatever it is called: a log of Gemma 4 12B's
+/// `UD-Q4_K_XL` has its table in 540 MiB and 6390 in all, which is `Q4_0` throughout.
+pub(super) fn trained(repository: &str, mixture: &'static Mixture) -> &'static Mixture {
+    let says = repository.to_ascii_lowercase().split(['-', '_', '.']).any(|part| part == "qat");
+    let own = PUBLISHERS.iter().find(|own| own.own == Own::Alike && says && mixture.name == "UD-Q4_K_XL");
+    own.unwrap_or(mixture)
+}
+
 /// A repository's name without what says who converted it and how: `Qwen_Qwen3-14B` (bartowski), `-i1` (mradermacher), `-MTP`.
 pub(super) fn plain(name: &str) -> String {
-    let name = ["-i1", "-MTP", "-mtp", "-imatrix", "-UD"]
+    let name = ["-i1", "-MTP", "-mtp", "-imatrix", "-UD", "-qat", "-QAT"]
         .iter()
         .fold(name, |name, end| name.strip_suffix(end).unwrap_or(name));
     match name.split_once('_') {
@@ -112,6 +123,7 @@ pub(super) fn own(mixture: &Mixture, made: &Made, name: &str, usual: &'static st
     let table = name == "token_embd.weight" || name == "output.weight";
     match mixture.own {
         Own::WideTables if table => "q8_0",
+        Own::Alike if table => mixture.mostly,
         Own::Dynamic | Own::Named if !table && name.starts_with("blk.") => dynamic(mixture, made, name, usual),
         Own::Dynamic if table && mixture.mostly == "q8_0" => "bf16",
         Own::No => made.library.map_or(usual, |kind| library(kind, made, mixture, name, usual)),

@@ -2,6 +2,7 @@
 //!
 //! Mixtures of the IQ family are made with an importance matrix, as all that are published are; the others without.
 
+use super::ahead;
 use super::publishers::{self, Library, Own, PUBLISHERS};
 use crate::dtype::{Format, builtin_formats, find_format};
 
@@ -70,20 +71,23 @@ impl Mixture {
             let (plain, tag) = (&stem[..at], &stem[at + 1..]);
             let dynamic = plain.strip_suffix("-UD").and_then(|plain| Some((plain, Self::find(&format!("UD-{tag}"))?)));
             let (plain, found) = dynamic.or_else(|| Some((plain, Self::find(tag)?)))?;
-            return Some((publishers::plain(plain), found));
+            return Some((publishers::plain(plain), publishers::trained(plain, found)));
         }
         // Uploads of gpt-oss keep its experts as they were published, and have no other file.
         let usual = if last.to_ascii_lowercase().contains("gpt-oss") { "MXFP4" } else { "Q4_K_M" };
         let (repository, tag) = last.split_once(':').unwrap_or((last, usual));
         let plain = repository.strip_suffix("-GGUF").or_else(|| repository.strip_suffix("-gguf"))?;
         let found = Self::find(tag)?;
-        let found = if owner.eq_ignore_ascii_case("unsloth") { publishers::unsloths(found) } else { found };
+        let found = match owner.eq_ignore_ascii_case("unsloth") {
+            true => publishers::trained(plain, publishers::unsloths(found)),
+            false => found,
+        };
         Some((publishers::plain(plain), found))
     }
 
     /// A mixture by its name; `Q4_K` is `Q4_K_M` and `MXFP4` is that of experts, as in llama-quantize.
     pub fn find(name: &str) -> Option<&'static Self> {
-        let wanted = name.to_ascii_uppercase().replace('-', "_");
+        let wanted = ahead::unmarked(name).0.to_ascii_uppercase().replace('-', "_");
         let wanted = match wanted.as_str() {
             "Q3_K" => "Q3_K_M",
             "Q4_K" => "Q4_K_M",
@@ -143,6 +147,10 @@ pub(super) struct Made {
     pub(super) mxfp4: bool,
     /// Gated delta rules.
     pub(super) delta: bool,
+    /// Its experts are tensors of their own, which no rule of the quantiser knows.
+    pub(super) parts: bool,
+    /// Made since March 2026.
+    pub(super) late: bool,
     /// A file of Ollama's library, by its architecture.
     pub(super) library: Option<Library>,
 }
@@ -201,7 +209,10 @@ impl Quantizer {
     pub(super) fn format(&mut self, name: &str, shape: &[u64]) -> Option<&'static Format> {
         let find = |name: &str| find_format(builtin_formats(), name);
         let matrix = shape.iter().filter(|size| **size > 1).count() >= 2 && name.ends_with("weight");
-        let halved = matrix && self.mixture.mostly != "f32" && HALVES.iter().any(|part| name.contains(part));
+        let halved = matrix
+            && self.mixture.own != Own::Alike
+            && self.mixture.mostly != "f32"
+            && HALVES.iter().any(|part| name.contains(part));
         if halved && !name.contains("_norm.") {
             return find("bf16");
         }
@@ -215,7 +226,13 @@ impl Quantizer {
         if matches!(self.mixture.mostly, "f16" | "bf16" | "f32") {
             return find(self.mixture.mostly);
         }
-        let usual = self.chosen(name, columns, shape.len() > 2);
+        let usual = match name {
+            // As Mixtral's files were made in December 2023: `blk.0.ffn_down.3.weight` is no `ffn_down.weight`, and attention's
+            // output has no rule for eight experts yet (`get_k_quant_type` of llama.cpp before 4927).
+            _ if self.made.parts && shape.len() > 2 => self.mixture.mostly,
+            _ if self.made.parts && self.made.experts == 8 && name.contains("attn_output.") => self.mixture.mostly,
+            _ => self.chosen(name, columns, shape.len() > 2),
+        };
         let chosen = publishers::own(self.mixture, &self.made, name, usual);
         let fits = |format: &&Format| block(format) != 0 && columns.is_multiple_of(block(format));
         let instead = INSTEAD.iter().find(|(from, _)| *from == chosen).map_or("f16", |(_, to)| *to);
@@ -254,7 +271,8 @@ impl Quantizer {
         }
         match name {
             _ if values => self.value_type(),
-            // Since March 2026 (19770) these follow the rule of values; the files that people have are older.
+            // Since March 2026 (19770) these follow the rule of values; most files that people have are older.
+            _ if made.late && name.contains("attn_qkv.weight") => self.value_type(),
             _ if name.contains("attn_qkv.weight") => match mixture.rule {
                 "Q3_K_M" | "Q3_K_L" | "IQ3_M" => "q4_k",
                 "Q4_K_M" => "q5_k",

@@ -151,7 +151,7 @@ impl Backends for Session {
     }
 
     fn offloads(&self, _device: usize, graph: &Graph, id: Id) -> bool {
-        self.offloads_operations && cuda::offloads(graph, id)
+        self.offloads_operations && self.build.offloads() && cuda::offloads(graph, id)
     }
 
     fn follows_weights(&self, op: Op) -> bool {
@@ -172,6 +172,8 @@ impl Buffer for Session {
     fn wants(&self, backend: usize, graph: &Graph, id: Id) -> u64 {
         if backend < self.devices {
             cuda::wants(graph, id, self.capability, self.build.copies_in_graph())
+        } else if self.build.parts_inputs() && graph[id].input {
+            0
         } else {
             graph[id].bytes()
         }
@@ -205,11 +207,7 @@ pub(super) fn held(plan: &LlamaCppPlan, file: &ModelFile) -> Result<Vec<u64>, Ll
     let placed = Placement::new(plan, file, facts.all_layers, facts.layers)?;
     let session = Session::new(plan, &facts, placed)?;
     let mut held = vec![0u64; session.devices + 1];
-    let all = [
-        caches(&session, &facts, false),
-        caches(&session, &facts, true),
-        states(&session, &facts, plan.parallel.max(1)),
-    ];
+    let all = [caches(&session, &facts, false), caches(&session, &facts, true), states(&session, &facts, kept(plan))];
     for (place, bytes) in all.into_iter().flatten() {
         let at = if let Place::Device(at) = place { at } else { session.devices };
         held.iter_mut().skip(at).take(1).for_each(|sum| *sum = sum.saturating_add(bytes));
@@ -266,13 +264,13 @@ pub fn buffers(plan: &LlamaCppPlan, file: &ModelFile) -> Result<(Vec<LoggedBuffe
     let output = plan.parallel.max(1).saturating_mul(facts.vocabulary).saturating_mul(4);
     let pinned = if session.placed.output() == Place::Host { "CPU" } else { "CUDA_Host" };
     push("output", pinned.to_owned(), output);
-    if !rules.encoder {
+    if !rules.encoder || plan.build.caches_all() {
         for sliding in [false, true] {
             for (place, bytes) in caches(&session, &facts, sliding) {
                 push("KV", place_name(place), bytes);
             }
         }
-        for (place, bytes) in states(&session, &facts, plan.parallel.max(1)) {
+        for (place, bytes) in states(&session, &facts, kept(plan)) {
             push("RS", place_name(place), bytes);
         }
     }
@@ -299,6 +297,11 @@ fn states(session: &Session, facts: &Facts, sequences: u64) -> Vec<(Place, u64)>
         let held = facts.states.map(|size| place::cached(Kind::F32, [size, sequences, 1, 1], place));
         held[0].saturating_add(held[1])
     })
+}
+
+/// States that are kept: of every sequence one, and one for every token that may have to be taken back (`n_rs_seq`).
+fn kept(plan: &LlamaCppPlan) -> u64 {
+    plan.parallel.max(1).saturating_mul(plan.ahead.saturating_add(1))
 }
 
 /// Sums over layers by where these keep what they keep, the host's first as in the log.

@@ -2,8 +2,8 @@
 
 use super::super::model::{ServedLayer, ServedModel};
 use super::super::tensors::Division;
-use super::load;
-use super::{VllmPlan, rules};
+use super::{VllmPlan, folded, load, rules};
+use crate::model::op::{CacheKind, CacheUpdate};
 
 /// A way to guess.
 #[derive(Debug, Clone, Copy)]
@@ -52,6 +52,7 @@ impl Draft {
         // States of constant size are no cache of a head.
         let attends = |layer: &&ServedLayer| !layer.caches.is_empty() && model.states(layer) == (0, 0);
         let last = model.layers.iter().rev().find(attends).cloned().unwrap_or_default();
+        let last = without_folded(last);
         let layer = (last.split.saturating_sub(last.experts) / tensor)
             .saturating_add(last.whole)
             .saturating_add(last.experts / tensor.saturating_mul(plan.data_parallel.max(1)));
@@ -81,7 +82,9 @@ impl Draft {
                 Self { weights: layer.saturating_add(joined).saturating_add(norms), layers: vec![last], apart: None }
             }
             Speculation::Eagle => Self { weights: layer.saturating_add(joined), layers: vec![last], apart: None },
-            Speculation::Eagle3 => Self { weights: eagle3(model, tensor), layers: vec![last], apart: None },
+            Speculation::Eagle3 => {
+                Self { weights: eagle3(model, tensor), layers: vec![heads(model, last)], apart: None }
+            }
             Speculation::Layers(count) => {
                 let layers = vec![last; usize::try_from(count.min(64)).unwrap_or(0)];
                 Self { weights: 0, layers, apart: None }
@@ -108,6 +111,26 @@ fn eagle3(model: &ServedModel, cards: u64) -> u64 {
     ];
     let split = split.iter().fold(0u64, |sum, part| sum.saturating_add(*part));
     (split / cards).saturating_add((3 * wide).saturating_mul(wide)).saturating_add(4 * wide).saturating_mul(2)
+}
+
+/// The layer of an EAGLE-3 head: Llama's, of the sizes that the model's config states, whatever its last layer slides over or widens
+/// (Gemma 4).
+fn heads(model: &ServedModel, last: ServedLayer) -> ServedLayer {
+    let plain = |cache: &CacheUpdate| matches!(cache.kind, CacheKind::Full | CacheKind::Sliding(_));
+    if !last.caches.iter().all(plain) || model.kv_heads * model.head_dim == 0 {
+        return last;
+    }
+    let (heads, wide) = (model.kv_heads, model.head_dim);
+    let own = CacheUpdate { kind: CacheKind::Full, heads, key_dim: wide, value_dim: wide, true_heads: heads };
+    ServedLayer { caches: vec![own], ..last }
+}
+
+/// A layer that guesses keeps its window alone (`compress_ratio` of layers after the last: models/deepseek_v4).
+fn without_folded(mut layer: ServedLayer) -> ServedLayer {
+    if folded::folds(&layer) {
+        layer.caches.retain(|cache| matches!(cache.kind, CacheKind::Sliding(_)));
+    }
+    layer
 }
 
 /// A card's part of the last layer that attends, in 16 bits whatever the others are in: quantisers leave the checkpoint's layers

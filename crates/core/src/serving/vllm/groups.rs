@@ -2,13 +2,13 @@
 //! (`get_kv_cache_groups` of vllm/v1/core/kv_cache_utils.py).
 
 use super::super::model::{Element, ServedLayer, ServedModel, per_token};
-use super::Rules;
+use super::{Rules, folded};
 use crate::dtype::DType;
 use crate::model::op::{CacheKind, CacheUpdate};
 
 /// What layers keep of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     /// Keys and values of every position.
     Full,
     /// Of the last positions.
@@ -28,10 +28,18 @@ struct Layers {
 
 /// A group of layers with one block table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Group {
-    kind: Kind,
+pub(super) struct Group {
+    pub(super) kind: Kind,
     /// Tokens of its blocks.
-    block_size: u64,
+    pub(super) block_size: u64,
+    /// What a block of it counts where a sequence's blocks are counted, in parts of the layout's unit.
+    pub(super) bytes: u64,
+}
+
+impl Group {
+    const fn new(kind: Kind, block_size: u64) -> Self {
+        Self { kind, block_size, bytes: 1 }
+    }
 }
 
 /// What is known of a cache besides the model.
@@ -60,11 +68,17 @@ pub struct Layout {
     pub block_bytes: u64,
     groups: Vec<Group>,
     state_blocks: u64,
+    /// What a block counts.
+    unit: u64,
 }
 
 impl Layout {
     /// Cuts the cache of a model on one card.
     pub fn new(model: &ServedModel, terms: Terms, rules: &Rules) -> Self {
+        let folded = model.layers.iter().any(folded::folds).then(|| folded::layout(&model.layers, rules));
+        if let Some(layout) = folded.flatten() {
+            return layout;
+        }
         let kinds = kinds(model, terms, rules);
         let aligned = terms.prefix_caching && rules.states_kept;
         let kept = u64::from(aligned) + u64::from(aligned && rules.checkpoints && model.has_second_mamba());
@@ -73,6 +87,11 @@ impl Layout {
         let latent = model.layers.iter().flat_map(|layer| &layer.caches).any(is_latent);
         let step = if latent { rules.latent_step } else { 16 };
         Self::cut(&kinds, terms.block_size.max(1), step, rules, state_blocks)
+    }
+
+    /// One of groups that are known.
+    pub(super) const fn of(block_size: u64, block_bytes: u64, groups: Vec<Group>, unit: u64) -> Self {
+        Self { block_size, block_bytes, groups, state_blocks: 1, unit }
     }
 
     fn cut(kinds: &[Layers], block_size: u64, step: u64, rules: &Rules, state_blocks: u64) -> Self {
@@ -84,8 +103,8 @@ impl Layout {
             && growing().all(|layers| layers.kind == first.kind)
         {
             let tokens: u64 = growing().map(|l| l.bytes.saturating_mul(l.count)).fold(0, u64::saturating_add);
-            let groups = vec![Group { kind: first.kind, block_size }];
-            return Self { block_size, block_bytes: tokens.saturating_mul(block_size), groups, state_blocks };
+            let groups = vec![Group::new(first.kind, block_size)];
+            return Self { block_size, block_bytes: tokens.saturating_mul(block_size), groups, state_blocks, unit: 1 };
         }
         // An attention page is made as large as the largest state.
         let block_size = match (state, token) {
@@ -108,11 +127,11 @@ impl Layout {
                 let own = if layers.bytes > 0 && page.is_multiple_of(layers.bytes) { page / layers.bytes } else { 0 };
                 let whole = layers.kind != Kind::State && own.is_multiple_of(block_size);
                 let block_size = if whole { own.max(block_size) } else { block_size };
-                let group = Group { kind: layers.kind, block_size };
+                let group = Group::new(layers.kind, block_size);
                 std::iter::repeat_n(group, usize::try_from(layers.count.div_ceil(size)).unwrap_or(1))
             })
             .collect();
-        Self { block_size, block_bytes: page.saturating_mul(size), groups, state_blocks }
+        Self { block_size, block_bytes: page.saturating_mul(size), groups, state_blocks, unit: 1 }
     }
 
     /// Groups.
@@ -131,7 +150,8 @@ impl Layout {
             }
             Kind::State => self.state_blocks,
         };
-        self.groups.iter().map(of).fold(0, u64::saturating_add)
+        let counted = self.groups.iter().map(|group| of(group).saturating_mul(group.bytes));
+        counted.fold(0, u64::saturating_add).div_ceil(self.unit.max(1))
     }
 }
 

@@ -7,7 +7,7 @@
 use std::rc::Rc;
 
 use super::rules::HopperLayout;
-use super::{Card, Rules};
+use super::{Card, Rules, folded};
 use crate::dtype::DType;
 use crate::memory::allocator;
 use crate::memory::log::{Event, SharedLog, Storage};
@@ -159,6 +159,11 @@ pub(super) fn inputs_of_layers(model: &ServedModel, batched: u64) -> u64 {
     width.saturating_mul(batched).saturating_mul(2)
 }
 
+/// The streams of a batch that a layer for further tokens reads (`_mtp_hidden_buffer` of models/deepseek_v4), made with the model.
+pub(super) fn streams(model: &ServedModel, batched: u64) -> u64 {
+    folded::streams(model).saturating_mul(batched).saturating_mul(2)
+}
+
 /// The layers of a pipeline stage: equal shares, what is left over goes to the stages before the last
 /// (`get_pp_indices` of vllm/distributed/utils.py).
 pub(super) fn stage_layers(layers: u64, stage: u64, stages: u64) -> [u64; 2] {
@@ -238,7 +243,7 @@ const BY_TRANSFORMERS: &[&str] = &[
 ];
 
 /// Projections out of attention, after which the first layer makes the table of turns (`LlamaAttention` of vllm's llama.py).
-const OUTPUTS: &[&str] = &[".o_proj.", ".out_proj.", "attention.dense.", "self_attn.dense.", ".wo."];
+const OUTPUTS: &[&str] = &[".o_proj.", ".out_proj.", "attention.dense.", "self_attn.dense.", ".wo.", ".o_b_proj."];
 
 /// The table of turns: angles, cosines, sines and both together in fp32, then in 16 bits. What is let go stays in the allocator's
 /// cache, where blocks that are not split serve smaller weights (`_compute_cos_sin_cache` of rotary_embedding/base.py).
@@ -259,6 +264,7 @@ fn rotary(model: &ServedModel, rows: u64, take: &impl Fn(u64) -> Rc<Storage>) ->
 /// The card's parameters in the order in which they are made.
 fn pieces(model: &ServedModel, rank: Rank) -> Vec<Piece> {
     let mut pieces: Vec<Piece> = Vec::new();
+    let folds = model.layers.iter().any(folded::folds);
     for tensor in model.tensors.iter().filter(|tensor| on_stage(model, tensor, rank)) {
         let module = tensor.module();
         let fused = FUSED.iter().find(|(part, _)| *part == module).map(|(_, whole)| *whole);
@@ -278,10 +284,12 @@ fn pieces(model: &ServedModel, rank: Rank) -> Vec<Piece> {
             && module.ends_with("bias");
         let parts: Vec<u64> = if single { parts.iter().map(|part| part.saturating_mul(2)).collect() } else { parts };
         // Decays are kept in fp32 (`self.A` of mamba_mixer.py).
-        let parts = if module == "A_log" {
-            vec![tensor.shape.iter().product::<u64>().saturating_mul(4) / rank.tensor]
-        } else {
-            parts
+        let single = || tensor.shape.iter().product::<u64>().saturating_mul(4);
+        let parts = match module {
+            "A_log" => vec![single() / rank.tensor],
+            // What mixes the streams, and the bias of folded positions (`nn.Parameter` of deepseek_v4/model.py, compressor.py).
+            "fn" | "hc_fn" | "position_bias" if folds => vec![single()],
+            _ => parts,
         };
         match pieces.iter_mut().rev().take(16).find(|piece| fused.is_some() && piece.name == name) {
             Some(piece) if piece.parts.len() == parts.len() => {
@@ -388,6 +396,8 @@ fn own_share(model: &ServedModel, tensor: &ServedTensor, bytes: u64, rank: Rank)
     match tensor.division {
         Division::Whole => bytes,
         Division::Split if WHOLE.contains(&module) || tensor.name.contains(".indexer.") => bytes,
+        // Keys of one head and what folds them (`disable_tp` in models/deepseek_v4/attention.py and compressor.py).
+        Division::Split if tensor.name.contains(".compressor.") || module == "kv_proj" && model.kv_heads == 1 => bytes,
         Division::Split if tensor.layer.is_some() && (module == "k_proj" || module == "v_proj") => {
             // Fewer heads than cards are repeated.
             let heads = model.kv_heads.max(1);

@@ -3,6 +3,7 @@
 mod card;
 mod draft;
 mod encoder;
+mod folded;
 mod graphs;
 mod groups;
 mod load;
@@ -10,6 +11,7 @@ mod outside;
 mod profile;
 mod rules;
 mod second;
+mod tuned;
 
 pub use card::Card;
 pub use draft::{Draft, Speculation};
@@ -186,7 +188,9 @@ impl VllmPlan {
         let own = model.layers.get(index(layers[0])..index(layers[1])).unwrap_or_default();
         let movable = own.iter().fold(0u64, |sum, layer| sum.saturating_add(layer.split / tensor + layer.whole));
         let offloaded = self.offloaded.min(movable).min(loaded.weights);
-        let beside = load::deepstack(model, batched).saturating_add(load::inputs_of_layers(model, batched));
+        let beside = load::deepstack(model, batched)
+            .saturating_add(load::inputs_of_layers(model, batched))
+            .saturating_add(load::streams(model, batched));
         let weights = (loaded.weights - offloaded).saturating_add(beside);
         let profiled = self.activations(model, &rules, batch, second);
         let first = if ends[0] { self.compiling(model, &rules, batch, rank) } else { 0 };

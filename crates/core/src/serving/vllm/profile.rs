@@ -1,7 +1,7 @@
 //! The profile run: a full batch through the model, then the sampler on all sequences; its peak is set aside.
 
 use super::rules::Rules;
-use super::{VllmPlan, encoder, load, second};
+use super::{VllmPlan, encoder, folded, load, second, tuned};
 use crate::model::op::{CacheKind, CacheUpdate};
 use crate::serving::model::ServedModel;
 use crate::serving::tensors::{Division, ServedTensor};
@@ -52,7 +52,11 @@ impl VllmPlan {
             kept.push(two(model.positions, model.turned));
         }
         if rules.experts_kept && model.chosen_experts > 0 && !self.swizzles(model, rules) {
-            kept.push(self.expert_buffers(model, rules, batch.tokens));
+            // One workspace for all who ask, as large as the largest (v1/worker/workspace.py).
+            kept.push(self.expert_buffers(model, rules, batch.tokens).max(folded::gathered(model, batch.length)));
+        }
+        if folded::streams(model) > 0 && self.card.capability >= 120 {
+            kept.push(folded::FLASHINFER);
         }
         kept
     }
@@ -63,6 +67,7 @@ impl VllmPlan {
         let sampler = if second { second::logits(model, batch, tensor) } else { self.sampler(model, rules, batch) };
         // Embeddings, residual and norm; the feed-forward's two halves and their product.
         let compiled = model.hidden.saturating_mul(3).saturating_add(model.width.saturating_mul(3) / tensor);
+        let compiled = compiled.saturating_add(folded::streams(model).saturating_mul(2));
         let eager = second && self.enforce_eager;
         let dense = two(
             batch.tokens,
@@ -81,7 +86,9 @@ impl VllmPlan {
         // The second runner makes latent attention's workspace with the cache, after the profile.
         let workspace = if second { 0 } else { workspace };
         let (cached, encoder) = encoder::profile(model, rules, batch, tensor);
-        let text = sampler.max(dense).max(experts).max(latent).saturating_add(cached);
+        let chosen =
+            folded::chosen(model, batch.tokens).max(tuned::states(model, rules, &self.card, batch.tokens, tensor));
+        let text = sampler.max(dense).max(experts).max(latent).max(chosen).saturating_add(cached);
         text.max(encoder).saturating_add(workspace)
     }
 

@@ -49,6 +49,10 @@ pub struct Rules {
     pub latent_step: u64,
     /// Elements of a token's latent fill whole multiples of this.
     pub latent_entry: u64,
+    /// Whether pages of several sizes lie side by side in a block, or every group has room for one of each (DeepSeek-V4).
+    pub packed_pages: bool,
+    /// Whether blocks of such groups count alike where a sequence's are counted, or as the bytes of their own.
+    pub counts_blocks: bool,
     /// Whether the printed token count is concurrency times the longest sequence (else blocks per group times block).
     pub tokens_by_concurrency: bool,
     /// Rows that adapters may add to the vocabulary, for which the tables' slots have room.
@@ -65,6 +69,8 @@ pub struct Rules {
     pub sampler_buffers: bool,
     /// Whether experts run in two buffers that stay (`WorkspaceManager`), as wide as the residual stream at least.
     pub experts_kept: bool,
+    /// Whether Triton's kernels of linear attention are tried out in the profile run; if so, whether large Blackwells run others.
+    pub tunes_states: Option<bool>,
     /// Which models the second model runner runs (`use_v2_model_runner` of vllm/config/vllm.py).
     pub second_runner: SecondRunner,
     /// Whether it runs models that a model of its own guesses for (`_get_v2_model_runner_unsupported_features` of config/vllm.py).
@@ -167,6 +173,8 @@ const OLDEST: Rules = Rules {
     checkpoints: false,
     latent_step: 16,
     latent_entry: 1,
+    packed_pages: false,
+    counts_blocks: false,
     tokens_by_concurrency: false,
     lora_extra_vocabulary: 256,
     adapts_qwen3: false,
@@ -175,6 +183,7 @@ const OLDEST: Rules = Rules {
     sampler_sorts: true,
     sampler_buffers: false,
     experts_kept: false,
+    tunes_states: None,
     second_runner: SecondRunner::None,
     second_drafts: false,
     second_repeats: false,
@@ -308,8 +317,10 @@ const V0_17_0: Rules = Rules {
 const V0_18_0: Rules = Rules {
     since: [0, 18, 0],
     group_slack: 50,
+    tunes_states: Some(false),
     graphs_profiled: true,
-    source: "vllm/v1/core/kv_cache_utils.py of v0.18.0; v1/worker/gpu_worker.py: `profile_cudagraph_memory`",
+    source: "vllm/v1/core/kv_cache_utils.py of v0.18.0; v1/worker/gpu_worker.py: `profile_cudagraph_memory`; \
+             models/qwen3_next.py: `_warmup_prefill_kernels`",
     ..V0_17_0
 };
 const V0_20_0: Rules = Rules {
@@ -340,12 +351,19 @@ const V0_22_0: Rules = Rules {
     source: "vllm/config/vllm.py of v0.22.0: `DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES`",
     ..V0_21_0
 };
+const V0_23_0: Rules = Rules {
+    since: [0, 23, 0],
+    packed_pages: true,
+    source: "vllm/v1/core/kv_cache_utils.py of v0.23.0: `_get_kv_cache_config_deepseek_v4`",
+    ..V0_22_0
+};
 const V0_24_0: Rules = Rules {
     since: [0, 24, 0],
     second_runner: SecondRunner::Listed,
+    tunes_states: Some(true),
     awq_machete: true,
     source: "vllm/config/vllm.py of v0.24.0: six architectures; quantization/auto_awq.py: `choose_mp_linear_kernel`",
-    ..V0_22_0
+    ..V0_23_0
 };
 const V0_25_0: Rules = Rules {
     since: [0, 25, 0],
@@ -363,6 +381,7 @@ const V0_26_0: Rules = Rules {
 const V0_27_0: Rules = Rules {
     since: [0, 27, 0],
     latent_step: 128,
+    counts_blocks: true,
     reserved_counts: true,
     graphs_profiled: false,
     source: "vllm/platforms/interface.py of v0.27.0: `_align_hybrid_block_size`; utils/mem_utils.py: `total_consumed`",
@@ -404,9 +423,9 @@ const V0_32_0: Rules = Rules {
 
 /// From new to old.
 pub const RULES: &[Rules] = &[
-    V0_32_0, V0_31_0, V0_29_0, V0_28_0, V0_27_0, V0_26_0, V0_25_0, V0_24_0, V0_22_0, V0_21_0, V0_20_1, V0_20_0,
-    V0_18_0, V0_17_0, V0_16_0, V0_15_0, V0_14_0, V0_13_0, V0_12_0, V0_11_1, V0_11_0, V0_10_1, V0_9_1, V0_9_0, V0_8_4,
-    V0_8_0, V0_7_2, V0_6_6, V0_6_5, OLDEST,
+    V0_32_0, V0_31_0, V0_29_0, V0_28_0, V0_27_0, V0_26_0, V0_25_0, V0_24_0, V0_23_0, V0_22_0, V0_21_0, V0_20_1,
+    V0_20_0, V0_18_0, V0_17_0, V0_16_0, V0_15_0, V0_14_0, V0_13_0, V0_12_0, V0_11_1, V0_11_0, V0_10_1, V0_9_1, V0_9_0,
+    V0_8_4, V0_8_0, V0_7_2, V0_6_6, V0_6_5, OLDEST,
 ];
 
 /// What kernels loaded lazily take by the time of the profile run, per multiprocessor of the card: 0.13 GiB on an H100 (132 of

@@ -74,7 +74,7 @@ const ROWS: &[Row] = &[
     row("falcon-h1", &["falcon_h1"]),
     row("lfm2", &["lfm2"]),
     row("lfm2moe", &["lfm2_moe"]),
-    row("bert", &["bert"]),
+    row("bert", &["bert", "xlm-roberta", "roberta"]),
 ];
 
 /// The architecture of a model type.

@@ -64,6 +64,9 @@ fn positive(value: &Value) -> Option<u64> {
 impl Fp8 {
     pub(super) fn lay_out(&self, matrix: &Matrix, weight: &Weight<'_>, parts: &mut Parts) -> Option<bool> {
         let Matrix { outputs, inputs, .. } = *matrix;
+        if self.fp4_experts && folds(weight) {
+            return Some(false);
+        }
         if self.fp4_experts && is_routed_expert(weight) {
             parts.add("weight", DType::I8, &[outputs, inputs.div_ceil(2)])?;
             parts.add("weight_scale_inv", self.scale, &[outputs, inputs.div_ceil(32)])?;
@@ -81,6 +84,14 @@ impl Fp8 {
         }
         Some(true)
     }
+}
+
+/// What folds keys and what weighs the choice of them, which DeepSeek-V4's checkpoints hold in 16 bits (148.66 GiB of Flash;
+/// `quant_config=None` in vllm/models/deepseek_v4/compressor.py).
+fn folds(weight: &Weight<'_>) -> bool {
+    let module = weight.module();
+    module.contains(".compressor.")
+        && [".kv_proj", ".gate_proj", ".weights_proj"].iter().any(|end| module.ends_with(end))
 }
 
 /// An expert of its own (`mlp.experts.7.up_proj`) or several in one tensor; shared experts are neither.

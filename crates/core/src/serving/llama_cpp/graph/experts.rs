@@ -36,8 +36,11 @@ impl Builder<'_> {
 
     /// Experts that every token passes, and those it is routed to.
     pub(super) fn mixture(&mut self, input: Id, layer: usize) -> Id {
+        // Experts of Nemotron 3 Super and Ultra work on a narrower latent, the router on the stream (models/nemotron-h.cpp).
+        let latent = self.linear(input, layer, "ffn_latent_down").unwrap_or(input);
         let logits = self.linear(input, layer, "ffn_gate_inp").unwrap_or(input);
-        let routed = self.routed(input, logits, layer);
+        let routed = self.routed(latent, logits, layer);
+        let routed = self.linear(routed, layer, "ffn_latent_up").unwrap_or(routed);
         if self.layer_weight(layer, "ffn_up_shexp.weight").is_none() {
             return routed;
         }
@@ -109,6 +112,9 @@ impl Builder<'_> {
         if self.facts.expert_scale {
             weights = self.scale(weights);
         }
+        if self.session.build.takes_turns() {
+            return self.in_turn(input, weights, selected, layer);
+        }
         self.graph.expand(weights);
         let mut current = self.graph.reshape(input, [hidden, 1, tokens, 1]);
         if self.rules.weighted_first {
@@ -127,6 +133,27 @@ impl Builder<'_> {
         }
         self.graph.expand(made);
         self.summed(made, hidden, tokens, chosen)
+    }
+
+    /// Every chosen expert by itself, each added to those before.
+    fn in_turn(&mut self, input: Id, weights: Id, selected: Id, layer: usize) -> Id {
+        let [hidden, tokens, _, _] = self.graph[input].ne;
+        let rows = self.graph.reshape(input, [hidden, 1, tokens, 1]);
+        let mut sum: Option<Id> = None;
+        for at in 0..self.facts.chosen {
+            let nb = self.graph[selected].nb;
+            let own = self.graph.view(selected, [1, tokens, 1, 1], [nb[1]; 3], at * nb[0]);
+            let mut made = self.expert_halves(rows, layer, own);
+            if let Some(down) = self.layer_weight(layer, "ffn_down_exps.weight") {
+                made = self.graph.mul_mat_id(down, made, own);
+            }
+            let nb = self.graph[weights].nb;
+            let weight = self.graph.view(weights, [1, 1, tokens, 1], [nb[2]; 3], at * nb[1]);
+            made = self.graph.same(Op::Mul, &[made, weight]);
+            sum = Some(sum.map_or(made, |sum| self.graph.same(Op::Add, &[sum, made])));
+        }
+        let sum = sum.unwrap_or(rows);
+        self.graph.reshape(sum, [hidden, tokens, 1, 1])
     }
 
     /// Up and gate of every chosen expert, activated.

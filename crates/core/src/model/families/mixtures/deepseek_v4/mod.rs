@@ -11,7 +11,7 @@ use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::moe::FusedExperts;
 use crate::model::blocks::{attention, read};
-use crate::model::facts::{Facts, Liger};
+use crate::model::facts::{Facts, Liger, VllmFacts};
 use crate::model::op::{
     Attention, Binary, CacheKind, CacheUpdate, EagerStyle, ExpertStyle, Input, Mask, Norm, Op, Reduction, Role,
     RotaryTable, Unary,
@@ -25,6 +25,7 @@ pub const FAMILY: Family = Family {
     facts: Facts {
         liger: Liger::NotSimulated,
         registration: &[&["gate", "experts", "shared_experts"]],
+        vllm: VllmFacts { turns_in_single: true, ..VllmFacts::DEFAULT },
         ..Facts::DEFAULT
     },
     build,
