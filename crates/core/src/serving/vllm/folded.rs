@@ -107,7 +107,6 @@ pub(super) fn layout(layers: &[ServedLayer], rules: &Rules) -> Option<Layout> {
         });
         count(&mut windows.get_mut(at)?.1, size);
     }
-    let most = |sizes: &[(u64, u64)]| sizes.iter().map(|(_, count)| *count).max().unwrap_or(0);
     let tuples: Vec<u64> = std::iter::once(most(&sizes)).chain(windows.iter().map(|(_, sizes)| most(sizes))).collect();
     let step = least_padded(&tuples)?;
     let mut groups = vec![Group { kind: Kind::Full, block_size: BLOCK, bytes: whole }];
@@ -133,8 +132,8 @@ pub(super) fn layout(layers: &[ServedLayer], rules: &Rules) -> Option<Layout> {
         slots.iter().fold(0u64, |sum, (size, count)| sum.saturating_add(size.saturating_mul(*count)))
     } else {
         let row = sizes.iter().fold(0u64, |sum, (size, _)| sum.saturating_add(*size));
-        let most = windows.iter().map(|(_, sizes)| most(sizes).div_ceil(most(sizes).div_ceil(step).max(1))).max();
-        row.saturating_mul(most.unwrap_or(0).max(most_of(&sizes)))
+        let slots = windows.iter().map(|(_, sizes)| most(sizes).div_ceil(most(sizes).div_ceil(step).max(1))).max();
+        row.saturating_mul(slots.unwrap_or(0).max(most(&sizes)))
     };
     let unit = if rules.counts_blocks { 1 } else { whole };
     if rules.counts_blocks {
@@ -143,7 +142,7 @@ pub(super) fn layout(layers: &[ServedLayer], rules: &Rules) -> Option<Layout> {
     Some(Layout::of(BLOCK, block_bytes, groups, unit))
 }
 
-fn most_of(sizes: &[(u64, u64)]) -> u64 {
+fn most(sizes: &[(u64, u64)]) -> u64 {
     sizes.iter().map(|(_, count)| *count).max().unwrap_or(0)
 }
 
