@@ -80,7 +80,7 @@ fn impossible_settings_name_the_nearest() {
         ("train llama3-8b --gpus 0", &["at least 1"]),
         ("train gpt2 --gradient-checkpointing every-400", &["12 layers", "every-12"]),
         ("train gpt2 --freeze first-99-layers", &["12 layers", "first-12-layers"]),
-        ("train gpt2 --optimizer adam9", &["adam9 is not one of", "adamw"]),
+        ("train gpt2 --optimizer adam9", &["adam9 is not known", "did you mean adamw"]),
         ("train gpt2 --batch-size -1", &["--batch-size", "-1"]),
         ("train gpt2 --set batch.seq_len=abc", &["abc", "is not a whole number"]),
         ("train gpt2 --set nonsense.key=1", &["there is no nonsense here", "batch"]),

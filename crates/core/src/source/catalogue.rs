@@ -41,7 +41,7 @@ pub fn find(name: &str) -> Option<Entry> {
         .or_else(|| alias(name).and_then(|target| line_where(|id| id == target)))
         .or_else(|| line_where(|id| id.eq_ignore_ascii_case(name)))
         .or_else(|| line_where(|id| repository(id).eq_ignore_ascii_case(name)));
-    line.map_or_else(|| derived::find(name), entry)
+    line.map_or_else(|| derived::find(name).or_else(|| derived::find(alias(name)?)), entry)
 }
 
 /// Parts of names that say how a model was trained further or stored, and nothing about its shape.

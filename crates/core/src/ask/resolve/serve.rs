@@ -134,8 +134,7 @@ fn serves(model: &Model, plan: &mut ServePlan, draft: &mut Draft<'_>, name: &str
     // llama.cpp makes embeddings with encoders, too.
     let local = matches!(plan.engine, ServingEngine::LlamaCpp | ServingEngine::Ollama);
     let kind = model.config()["model_type"].as_str();
-    let embeds =
-        local && !caches && kind.and_then(architecture::of_type) == Some("bert") && model.only_counted().is_none();
+    let embeds = local && !caches && kind.is_some_and(architecture::embeds) && model.only_counted().is_none();
     if (encodes || !caches || !served) && !embeds {
         let why = match (encodes, caches) {
             _ if model.only_counted().is_some() => "of which the parameters alone are known",

@@ -123,7 +123,7 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
         let pool = first_pool + u32::from(allocator.rounded(storage.bytes) > SMALL_SIZE);
         allocator.places.push(Place { bytes: storage.bytes, pool, block: NONE });
     }
-    if !log.likes.is_empty() {
+    if log.likes.iter().any(|like| like.events <= run::LONG || !like.others.is_empty()) {
         allocator.whereabouts = Whereabouts::new(log.storages.len());
     }
     Run::all(&mut allocator, log, capacity)

@@ -8,6 +8,10 @@ use super::known::{EVERY, Known};
 use super::{Allocator, PhaseMemory, Replay};
 use crate::memory::log::{Event, Like, Log, StorageId};
 
+/// Where storages of longer ranges lie is not noted: such a step goes over time, its pools hardly ever stand alike again behind
+/// its beginning, and noting takes a third of its time.
+pub(super) const LONG: usize = if cfg!(test) { 300 } else { 1_000_000 };
+
 /// What has been seen so far.
 #[derive(Default)]
 pub(super) struct Run {
@@ -64,6 +68,8 @@ impl Run {
             let before = like.and_then(|like| Some((like, known.get(&(like.of, events))?)));
             let (first, open) = (self.result.phases.len(), self.phase.is_some());
             match (&mut noted, before) {
+                (None, None) => self.play(allocator, log, start..at),
+                (Some(_), None) if needed[&(start, events)].1 && events > LONG => self.play(allocator, log, start..at),
                 (Some(noted), None) if needed[&(start, events)].1 => self.play_first(allocator, log, start..at, noted),
                 (noted, before) => self.play_known(allocator, log, start..at, before, noted),
             }
@@ -144,8 +150,9 @@ impl Run {
                 self.result.phases.extend_from_within(phases);
                 return noted.iter_mut().for_each(|noted| noted.clone_from(known));
             }
-            if allocator.is_lost() {
-                *noted = None;
+            let is_blank = known.is_some_and(Known::is_blank);
+            if allocator.is_lost() || is_blank {
+                *noted = noted.take().filter(|_| is_blank);
                 return self.play(allocator, log, from..range.end);
             }
             for (index, event) in (from..).zip(events) {

@@ -82,6 +82,11 @@ pub fn of_type(model_type: &str) -> Option<&'static str> {
     ROWS.iter().find(|row| row.types.contains(&model_type)).map(|row| row.name)
 }
 
+/// Whether llama.cpp makes embeddings with models of this type.
+pub fn embeds(model_type: &str) -> bool {
+    of_type(model_type) == Some("bert")
+}
+
 /// The model type that an architecture is read as.
 pub fn model_type(name: &str) -> Option<&'static str> {
     ROWS.iter().find(|row| row.name == name).and_then(|row| row.types.first().copied())
