@@ -5,8 +5,10 @@
 //! rest of the range goes the same way: its bytes are counted, and no block is looked for.
 
 use std::ops::Range;
+use std::rc::Rc;
 
 use super::pool::{COUNTED, NONE};
+use super::stretch::Stretches;
 use super::{Allocator, Place};
 use crate::memory::log::{Like, StorageId};
 
@@ -20,7 +22,7 @@ const LOST: usize = 2000;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Spot {
     address: u64,
-    size: u64,
+    pub(super) size: u64,
 }
 
 /// How a pool stands.
@@ -54,11 +56,13 @@ pub(super) struct Known {
     pub(super) spots: Vec<Spot>,
     /// Its phases, where it begins and ends between two.
     pub(super) phases: Option<Range<usize>>,
+    /// What of it need not be played one by one, since it was played beside another.
+    pub(super) stretches: Option<Rc<Stretches>>,
 }
 
 impl Known {
     pub(super) fn at(start: usize, events: usize) -> Self {
-        Self { start, spots: Vec::with_capacity(events / 2 + 1), phases: None }
+        Self { start, spots: Vec::with_capacity(events / 2 + 1), phases: None, stretches: None }
     }
 
     /// Whether nothing was noted of it but where it began.
@@ -119,6 +123,17 @@ impl Allocator {
 
     pub(super) fn all_settled(&self) -> bool {
         self.standing.iter().all(|standing| standing.settled)
+    }
+
+    /// Which pools are settled.
+    pub(super) fn settled(&self) -> Vec<bool> {
+        self.standing.iter().map(|standing| standing.settled).collect()
+    }
+
+    /// Whether some pools are settled.
+    #[inline]
+    pub(super) fn are_settled(&self, pools: &[bool]) -> bool {
+        self.standing.iter().zip(pools).all(|(standing, asked)| standing.settled || !asked)
     }
 
     /// Makes a storage of a range: whether there was room, and where. A settled pool has it where it was `before`.
@@ -256,11 +271,14 @@ mod tests {
         let transient: Vec<_> = (0..4 + drawn.below(120)).map(|_| size(drawn)).map(|n| storage(&mut log, n)).collect();
         let (handed, grows) = ([size(drawn), size(drawn), 512], size(drawn));
         let order: Vec<u64> = transient.iter().map(|_| drawn.below(5)).collect();
-        let by = [0, 64, 40_000][drawn.below(3) as usize];
+        let (by, in_phases) = ([0, 64, 40_000][drawn.below(3) as usize], drawn.below(2) == 0);
         let mut begun: Vec<(usize, Vec<StorageId>)> = Vec::new();
         let mut carried: Vec<StorageId> = Vec::new();
         for token in 0..4 + drawn.below(12) {
             let begin = log.events.len();
+            if in_phases {
+                log.phase(Phase::from(Work::Load));
+            }
             let mut new: Vec<_> = handed.iter().map(|bytes| storage(&mut log, *bytes)).collect();
             new.push(storage(&mut log, grows + token * by));
             let mut open = Vec::new();

@@ -10,6 +10,7 @@ mod free_list;
 mod known;
 mod pool;
 mod run;
+mod stretch;
 
 use addresses::AddressSpace;
 use known::{Standing, Whereabouts};

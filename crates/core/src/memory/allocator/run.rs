@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::known::{EVERY, Known};
+use super::stretch::Stretches;
 use super::{Allocator, PhaseMemory, Replay};
 use crate::memory::log::{Event, Like, Log, StorageId};
 
@@ -135,41 +136,68 @@ impl Run {
     ) {
         let same = before.map(|(like, _)| allocator.alike(like)).unwrap_or_default();
         let known = before.map(|(_, known)| known);
-        let mut place = 0;
+        let stretches = known.and_then(|known| known.stretches.clone());
+        let events = &log.events[range.clone()];
+        let (mut at, mut compared, mut place, mut stretch) = (0, 0, 0, 0);
         allocator.begin_range();
-        for (number, events) in log.events[range.clone()].chunks(EVERY).enumerate() {
-            allocator.compare(known, &same, number);
-            let from = range.start + number * EVERY;
-            look_now_and_then(number);
-            if number == 0
-                && let Some((like, known)) = before
-                && let Some(phases) = known.phases.clone().filter(|_| like.others.is_empty() && self.phase.is_none())
-                && allocator.all_settled()
-            {
-                // Nothing differs: the same phases follow, and memory is left as it was.
-                self.result.phases.extend_from_within(phases);
-                return noted.iter_mut().for_each(|noted| noted.clone_from(known));
-            }
-            let is_blank = known.is_some_and(Known::is_blank);
-            if allocator.is_lost() || is_blank {
-                *noted = noted.take().filter(|_| is_blank);
-                return self.play(allocator, log, from..range.end);
-            }
-            for (index, event) in (from..).zip(events) {
-                match *event {
-                    Event::Allocate(id) => {
-                        let spot = known.and_then(|known| known.spots.get(place));
-                        let (fits, spot) = allocator.allocate_known(id, spot, index);
-                        if let Some(noted) = noted {
-                            noted.spots.push(spot);
-                        }
-                        place += 1;
-                        self.allocated(allocator, (fits, id), index);
-                    }
-                    Event::Free(id) => allocator.free_known(id, index),
-                    _ => self.mark(allocator, *event, index),
+        while at < events.len() {
+            if at >= compared {
+                allocator.compare(known, &same, at / EVERY);
+                look_now_and_then(at / EVERY);
+                compared = (at / EVERY + 1) * EVERY;
+                if at == 0
+                    && let Some((like, known)) = before
+                    && let Some(phases) =
+                        known.phases.clone().filter(|_| like.others.is_empty() && self.phase.is_none())
+                    && allocator.all_settled()
+                {
+                    // Nothing differs: the same phases follow, and memory is left as it was.
+                    self.result.phases.extend_from_within(phases);
+                    return noted.iter_mut().for_each(|noted| noted.clone_from(known));
+                }
+                let is_blank = known.is_some_and(Known::is_blank);
+                if allocator.is_lost() || is_blank {
+                    *noted = noted.take().filter(|_| is_blank);
+                    return self.play(allocator, log, range.start + at..range.end);
                 }
             }
+            if let Some((known, all)) = known.zip(stretches.as_ref())
+                && let Some(found) = all.at(&mut stretch, at, allocator)
+                && found.highest.saturating_add(allocator.allocated) <= self.peak
+            {
+                for (event, place) in &found.lasting {
+                    match events[*event] {
+                        Event::Allocate(id) => {
+                            allocator.allocate_known(id, known.spots.get(*place), range.start + event);
+                        }
+                        Event::Free(id) => allocator.free_known(id, range.start + event),
+                        _ => {}
+                    }
+                }
+                if let Some(noted) = noted {
+                    noted.spots.extend_from_slice(&known.spots[found.before..found.before + found.made]);
+                }
+                (at, place) = (at + found.events, place + found.made);
+                continue;
+            }
+            let (event, index) = (events[at], range.start + at);
+            match event {
+                Event::Allocate(id) => {
+                    let spot = known.and_then(|known| known.spots.get(place));
+                    let (fits, spot) = allocator.allocate_known(id, spot, index);
+                    if let Some(noted) = noted {
+                        noted.spots.push(spot);
+                    }
+                    place += 1;
+                    self.allocated(allocator, (fits, id), index);
+                }
+                Event::Free(id) => allocator.free_known(id, index),
+                _ => self.mark(allocator, event, index),
+            }
+            at += 1;
+        }
+        if let Some(noted) = noted {
+            noted.stretches = stretches.or_else(|| Stretches::of(allocator, events, &noted.spots));
         }
     }
 
