@@ -108,6 +108,15 @@ impl Gpus {
         self.0.iter().map(Row::card)
     }
 
+    /// Cards that stand in for another, the smallest first: of its maker, since another's is none that the same software runs on,
+    /// and no machine that shares its memory with the host, unless it is one.
+    pub fn instead_of(cards: impl Iterator<Item = Gpu>, asked: &Gpu) -> Vec<Gpu> {
+        let mut cards: Vec<Gpu> =
+            cards.filter(|card| card.vendor == asked.vendor && (asked.hosted || !card.hosted)).collect();
+        crate::order::sort_by(&mut cards, |a, b| (a.memory, &a.name).cmp(&(b.memory, &b.name)));
+        cards
+    }
+
     /// What the driver of CUDA 13 offers of a card of the table, where that is known to be another amount.
     pub fn on_cuda13(&self, card: &Gpu) -> Option<u64> {
         let row = self.0.iter().find(|row| row.name == card.name && row.usable() == card.memory)?;
@@ -338,6 +347,16 @@ impl Gpu {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_stands_in_for_a_card_is_a_card() {
+        let cards = Gpus::embedded();
+        let instead = |name: &str| Gpus::instead_of(cards.all(), &cards.find(name).unwrap());
+        let of_4090 = instead("rtx4090");
+        assert!(of_4090.is_sorted_by_key(|card| card.memory) && of_4090.len() > 50);
+        assert!(of_4090.iter().all(|card| card.vendor == "NVIDIA" && !card.hosted));
+        assert!(instead("dgx-spark").iter().any(|card| card.name == "Jetson AGX Thor"));
+    }
 
     #[test]
     fn the_table_is_whole() {

@@ -5,14 +5,14 @@
 
 use std::collections::BTreeSet;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::meshes;
 use crate::ask::Runner;
 use crate::ask::tree;
 use crate::model::{Model, ModuleKind};
-use crate::plan::{Gpu, ModelSizes, RunPlan};
+use crate::plan::{Gpu, Gpus, ModelSizes, RunPlan};
 
 /// One kind of change.
 pub struct Move {
@@ -431,11 +431,11 @@ pub const MOVES: &[Move] = &[
         cost: Cost::Hardware,
         why: "a larger card",
         values: |now| {
-            let own = now.number("gpu.memory");
-            let maker = tree::get(now.tree, "gpu.vendor").and_then(Value::as_str).unwrap_or_default();
-            let mut larger: Vec<&Gpu> =
-                now.cards.iter().filter(|card| card.memory > own && card.vendor == maker).collect();
-            crate::order::sort_by(&mut larger, |a, b| (a.memory, &a.name).cmp(&(b.memory, &b.name)));
+            let Some(asked) = tree::get(now.tree, "gpu").and_then(|card| Gpu::deserialize(card).ok()) else {
+                return Vec::new();
+            };
+            let mut larger = Gpus::instead_of(now.cards.iter().cloned(), &asked);
+            larger.retain(|card| card.memory > asked.memory);
             larger.dedup_by(|a, b| a.memory == b.memory);
             larger.into_iter().map(|card| json!({"gpu": card.name})).collect()
         },

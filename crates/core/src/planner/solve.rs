@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::trial::{Tried, attempt, attempt_changed};
-use crate::ask::{Kept, Request, Runner, Surroundings, tree};
+use super::trial::{Tried, attempt, attempt_changed, edited, is_hopeless};
+use crate::ask::{Kept, Request, Runner, Surroundings, resolve, tree};
 use crate::model::Model;
-use crate::plan::{Batch, Fault, Gpu, ModelSizes, TaskKind};
+use crate::plan::{Batch, Fault, Gpus, ModelSizes, TaskKind};
 use crate::serving::solve::{Room, largest};
 
 /// What is looked for.
@@ -195,21 +195,29 @@ impl Question<'_> {
         Ok(Some(Solution { path: "model.layers", value: json!(found), words, tried: this, model: Some(model), beyond }))
     }
 
-    /// The smallest card of the asked one's maker.
+    /// The smallest card that stands in for the asked one.
     fn card(&self) -> Result<Option<Solution>, Vec<Fault>> {
         let asked = self.attempt(&json!({}))?;
-        let mut cards: Vec<Gpu> = (self.around.cards)().all().collect();
-        cards.retain(|card| card.vendor == asked.plan.gpu().vendor);
-        crate::order::sort_by(&mut cards, |a, b| (a.memory, &a.name).cmp(&(b.memory, &b.name)));
-        let mut before = None;
-        for card in cards {
-            let name = json!(card.name);
-            match self.attempt(&json!({"gpu": name})) {
+        // The largest that does not do: where the weights alone are more than it has, nobody simulates it.
+        let mut smaller: Option<(Value, Option<Tried>)> = None;
+        for card in Gpus::instead_of((self.around.cards)().all(), asked.plan.gpu()) {
+            let (name, change) = (json!(card.name), json!({"gpu": card.name}));
+            let around = &Surroundings { card: None, ..self.around.again() };
+            let settled = resolve(self.model, &edited(self.request, &change), around);
+            if settled.is_ok_and(|settled| is_hopeless(self.model, &settled.plan, self.kept)) {
+                smaller = Some((name, None));
+                continue;
+            }
+            match self.attempt(&change) {
                 Ok(tried) if tried.fits => {
                     let words = format!("{} ({:.2} GiB)", card.name, card.memory as f64 / f64::from(1 << 30));
-                    return Ok(Some(Solution { path: "gpu", value: name, words, tried, model: None, beyond: before }));
+                    let beyond = smaller.and_then(|(name, tried)| {
+                        let tried = tried.map_or_else(|| self.attempt(&json!({"gpu": name})), Ok);
+                        self.beyond(0, &tried).map(|(_, why)| (name, why))
+                    });
+                    return Ok(Some(Solution { path: "gpu", value: name, words, tried, model: None, beyond }));
                 }
-                Ok(tried) => before = self.beyond(0, &Ok(tried)).map(|(_, why)| (name, why)),
+                Ok(tried) => smaller = Some((name, Some(tried))),
                 Err(_) => {}
             }
         }

@@ -4,8 +4,9 @@
 pub(crate) mod train;
 
 use serde_json::{Value, json};
-use vramcast_core::ask::{Request, Runner, Wanted as Show, longest_sequence, positions, target_positions, tree};
-use vramcast_core::plan::{Gpu, InferPlan, ModelSizes};
+use vramcast_core::ask::{Kept, Request, Runner, Wanted as Show, longest_sequence, positions, target_positions, tree};
+use vramcast_core::plan::{Gpu, Gpus, InferPlan, ModelSizes, RunPlan};
+use vramcast_core::planner::trial::is_hopeless;
 use vramcast_core::serving::llama_cpp::Mixture;
 use vramcast_core::serving::solve;
 use vramcast_core::units::{Bytes, several};
@@ -274,9 +275,11 @@ fn generate(prepared: &Prepared, wanted: Wanted) -> Result<Option<Found>, Failur
         }
         Wanted::Gpu => {
             let mut smaller = None;
-            for gpu in by_memory(prepared, &plan.gpu) {
+            for gpu in Gpus::instead_of(prepared.cards().all(), &plan.gpu) {
                 let card = Found::new("gpu", json!(gpu.name), shown(&gpu));
-                if solve::fits(model, &InferPlan { gpu, ..plan.clone() })? {
+                let plan = InferPlan { gpu, ..plan.clone() };
+                let hopeless = is_hopeless(model, &RunPlan::Infer(Box::new(plan.clone())), Kept::default());
+                if !hopeless && solve::fits(model, &plan)? {
                     return Ok(Some(card.before(smaller)));
                 }
                 smaller = Some(card);
@@ -344,7 +347,7 @@ fn served(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer) -
         }
         Wanted::Gpu => {
             let mut smaller = None;
-            for gpu in by_memory(prepared, first.report.plan.gpu()) {
+            for gpu in Gpus::instead_of(prepared.cards().all(), first.report.plan.gpu()) {
                 let card = Found::new("gpu", json!(gpu.name), shown(&gpu));
                 if fits(&with(prepared, &card)) {
                     return Ok(Some(card.before(smaller)));
@@ -428,13 +431,6 @@ fn question(prepared: &Prepared, need: Need, first: &vramcast_core::ask::Answer)
         question += &format!(", {count} at once");
     }
     question
-}
-
-/// The cards of the asked one's maker, the smallest first: another maker's is no card that the same software runs on.
-fn by_memory(prepared: &Prepared, asked: &Gpu) -> Vec<Gpu> {
-    let mut cards: Vec<Gpu> = prepared.cards().all().filter(|card| card.vendor == asked.vendor).collect();
-    vramcast_core::order::sort_by(&mut cards, |a, b| (a.memory, &a.name).cmp(&(b.memory, &b.name)));
-    cards
 }
 
 fn shown(gpu: &Gpu) -> String {
