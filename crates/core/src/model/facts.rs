@@ -133,6 +133,8 @@ pub struct VllmFacts {
     /// Whether every layer has matrices for keys and values of its own, also one that takes them from another or has its keys for
     /// values (`QKVParallelLinear` in `Gemma4Attention` of gemma4.py).
     pub all_keys: bool,
+    /// Whether its experts activate by GELU, which few kernels of experts know (`FusedMoE` in `Gemma4MoE` of gemma4.py).
+    pub gelu_experts: bool,
     /// Whether its tables of words have slots for adapters.
     pub tables: AdaptedTables,
 }
@@ -145,6 +147,7 @@ impl VllmFacts {
         turns_in_single: false,
         plain_towers: false,
         all_keys: false,
+        gelu_experts: false,
         tables: AdaptedTables::Never,
     };
     /// Those of models whose tables have slots for adapters.

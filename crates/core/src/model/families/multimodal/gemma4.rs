@@ -27,7 +27,7 @@ pub const FAMILY: Family = Family {
             &["q_proj", "q_norm", "k_norm", "k_proj", "v_proj", "o_proj"],
         ],
         tasks: super::ALSO_CAUSAL,
-        vllm: VllmFacts { plain_towers: true, all_keys: true, ..VllmFacts::TRITON },
+        vllm: VllmFacts { plain_towers: true, all_keys: true, gelu_experts: true, ..VllmFacts::TRITON },
         ..Facts::DEFAULT
     },
     build,
