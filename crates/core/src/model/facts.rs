@@ -245,6 +245,9 @@ pub enum ImageTokens {
     Pooled(u64),
     /// So many, each of a square of patches: images keep their size up to the processor's limit; and those of a video.
     Merged(u64, VideoTokens),
+    /// As many as the config says, each pooled from a square of patches; pictures go through the tower one after the other, and
+    /// videos are pictures of fewer tokens (Gemma 4).
+    Alone,
 }
 
 /// Tokens of the longest video.
@@ -254,6 +257,8 @@ pub enum VideoTokens {
     Frames,
     /// So many: the processor's limit is of all frames together (Qwen3-VL).
     Fixed(u64),
+    /// Pictures of fewer tokens, so many at most (Gemma 4).
+    Stills,
     /// None are let in.
     None,
 }

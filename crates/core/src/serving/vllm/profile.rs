@@ -82,7 +82,7 @@ impl VllmPlan {
         let [workspace, latent] = self.latent(model, batch, rules);
         // The second runner makes latent attention's workspace with the cache, after the profile.
         let workspace = if second { 0 } else { workspace };
-        let (cached, encoder) = encoder::profile(model, rules, batch, tensor);
+        let (cached, encoder) = encoder::profile(model, rules, batch, tensor, second);
         let chosen =
             folded::chosen(model, batch.tokens).max(tuned::states(model, rules, &self.card, batch.tokens, tensor));
         let text = sampler.max(dense).max(experts).max(latent).max(chosen).saturating_add(cached);
