@@ -63,7 +63,8 @@ impl VllmPlan {
         let sampler = if second { second::logits(model, batch, tensor) } else { self.sampler(model, rules, batch) };
         // Embeddings, residual and norm; the feed-forward's two halves and their product.
         let compiled = model.hidden.saturating_mul(3).saturating_add(model.width.saturating_mul(3) / tensor);
-        let compiled = compiled.saturating_add(folded::streams(model).saturating_mul(2));
+        let passed = if self.enforce_eager { 0 } else { tuned::passed(model, rules, tensor) };
+        let compiled = compiled.saturating_add(folded::streams(model).saturating_mul(2)).saturating_add(passed);
         let eager = second && self.enforce_eager;
         let dense = two(
             batch.tokens,
