@@ -133,6 +133,8 @@ pub struct VllmFacts {
     /// Whether every layer has matrices for keys and values of its own, also one that takes them from another or has its keys for
     /// values (`QKVParallelLinear` in `Gemma4Attention` of gemma4.py).
     pub all_keys: bool,
+    /// Whether its experts activate by GELU, which few kernels of experts know (`FusedMoE` in `Gemma4MoE` of gemma4.py).
+    pub gelu_experts: bool,
     /// Whether its tables of words have slots for adapters.
     pub tables: AdaptedTables,
 }
@@ -145,6 +147,7 @@ impl VllmFacts {
         turns_in_single: false,
         plain_towers: false,
         all_keys: false,
+        gelu_experts: false,
         tables: AdaptedTables::Never,
     };
     /// Those of models whose tables have slots for adapters.
@@ -242,6 +245,9 @@ pub enum ImageTokens {
     Pooled(u64),
     /// So many, each of a square of patches: images keep their size up to the processor's limit; and those of a video.
     Merged(u64, VideoTokens),
+    /// As many as the config says, each pooled from a square of patches; pictures go through the tower one after the other, and
+    /// videos are pictures of fewer tokens (Gemma 4).
+    Alone,
 }
 
 /// Tokens of the longest video.
@@ -251,6 +257,8 @@ pub enum VideoTokens {
     Frames,
     /// So many: the processor's limit is of all frames together (Qwen3-VL).
     Fixed(u64),
+    /// Pictures of fewer tokens, so many at most (Gemma 4).
+    Stills,
     /// None are let in.
     None,
 }

@@ -130,6 +130,15 @@ impl Gpus {
         if let Some(row) = self.0.iter().find(known) {
             return Ok(row.card());
         }
+        // Under WSL a card offers all of its memory, as Windows counts it: vLLM's logs there see 15.99 GiB of an RTX 4080 and
+        // 23.99 of an RTX 4090 (n23, a2 and n49 of truth/external/found), and shares of an RTX 5090 add up to 31.7 to 32.2 (e24).
+        if let Some(own) = wanted.strip_suffix("wsl") {
+            let called = |row: &&Row| plain(&row.name) == own || row.aliases.iter().any(|alias| plain(alias) == own);
+            if let Some(row) = self.0.iter().find(|row| row.vendor == "NVIDIA" && called(row)) {
+                let card = row.card();
+                return Ok(Gpu { name: format!("{} (WSL)", card.name), memory: row.memory_mib << 20, ..card });
+            }
+        }
         // As people say it: 2x4090, 4090 x2.
         let cross = |c: char| matches!(c, 'x' | 'X' | '×' | '*');
         let counted =
@@ -366,6 +375,9 @@ mod tests {
         assert_eq!(cards.find("RTX-4090").unwrap().name, "RTX 4090");
         assert!(cards.all().all(|card| card.memory > 1 << 30));
         assert!(cards.find("rtx 409").unwrap_err().to_string().contains("did you mean"));
+        let whole = cards.find("rtx4090-wsl").unwrap();
+        assert_eq!((whole.name.as_str(), whole.memory), ("RTX 4090 (WSL)", 24_564 << 20));
+        assert_eq!(cards.find(&whole.name).unwrap(), whole);
         for (name, card, count) in
             [("2x4090", "RTX 4090", 2), ("H100 x8", "H100-80GB", 8), ("16 × a100-80gb", "A100-80GB", 16)]
         {

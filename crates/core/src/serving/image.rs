@@ -24,27 +24,35 @@ pub struct ImageEncoder {
     pub positions: bool,
     /// Widths of the text's stream that a token has: one, and one for every layer whose states go in as well.
     pub streams: u64,
+    /// Whether pictures go through it one after the other.
+    pub alone: bool,
     /// Images that a prompt may hold.
     pub per_prompt: u64,
 }
 
 /// The encoder of a config; none where it has none, or where the size of an image is not known to us.
 pub(super) fn encoder(config: &Config<'_>) -> Option<ImageEncoder> {
-    let tokens = families::facts(config.model_type()).image_tokens?;
+    let kind = families::facts(config.model_type()).image_tokens?;
     let vision = Config::new(config.get("vision_config")?).ok()?;
     let size = |keys: &[&str]| vision.size_or(keys, 0).ok().filter(|size| *size > 0);
     let hidden = size(&["embed_dim", "hidden_size"])?;
     let width = size(&["intermediate_size"]).unwrap_or(hidden.saturating_mul(4));
     let squares = || Some((size(&["image_size"])? / size(&["patch_size"])?).saturating_pow(2));
-    let (tokens, merged, patches, video) = match tokens {
+    let (tokens, merged, patches, video) = match kind {
         ImageTokens::Patches => (squares()?, 1, squares()?, None),
         ImageTokens::Pooled(usual) => (config.size_or(&["mm_tokens_per_image"], usual).ok()?, 1, squares()?, None),
         ImageTokens::Merged(tokens, video) => {
             let merged = vision.size_or(&["spatial_merge_size"], 2).ok()?.clamp(1, 64).pow(2);
             (tokens, merged, tokens.saturating_mul(merged), Some(video))
         }
+        ImageTokens::Alone => {
+            let tokens = vision.size_or(&["default_output_length"], 280).ok()?.clamp(1, 1 << 16);
+            let merged = vision.size_or(&["pooling_kernel_size"], 3).ok()?.clamp(1, 64).pow(2);
+            (tokens, merged, tokens.saturating_mul(merged), Some(VideoTokens::Stills))
+        }
     };
-    let frames = vision.size_or(&["temporal_patch_size"], if video.is_some() { 2 } else { 1 }).ok()?;
+    let alone = kind == ImageTokens::Alone;
+    let frames = vision.size_or(&["temporal_patch_size"], if video.is_some() && !alone { 2 } else { 1 }).ok()?;
     let pixels = size(&["patch_size"]).unwrap_or(14).saturating_pow(2).saturating_mul(3).saturating_mul(frames);
     let streams = 1 + vision.sizes("deepstack_visual_indexes").ok().flatten().map_or(0, |layers| layers.len() as u64);
     let positions = video.is_some() && vision.has("num_position_embeddings");
@@ -58,6 +66,7 @@ pub(super) fn encoder(config: &Config<'_>) -> Option<ImageEncoder> {
         width,
         positions,
         streams,
+        alone,
         per_prompt: u64::MAX,
     })
 }

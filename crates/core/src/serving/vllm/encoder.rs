@@ -1,5 +1,6 @@
 //! Images and videos in the profile run: as many as a batch has room for go through the encoder, and what it makes of them is
-//! kept while the text model runs (`profile_run` of v1/worker/gpu_model_runner.py and `MultiModalBudget`, v0.11.0).
+//! kept while the text model runs (`profile_run` of v1/worker/gpu_model_runner.py and `MultiModalBudget`, v0.11.0), with the
+//! pictures themselves, which have a name there (`batched_dummy_mm_inputs`; not in the second runner's `profile_encoder_cache`).
 
 use super::profile::{Batch, two};
 use super::rules::{Rules, Tower};
@@ -11,8 +12,15 @@ use crate::serving::tensors::is_tower;
 /// qwen3_vl.py, v0.11.0 to v0.12.0).
 const STAMPED: u64 = 25;
 
-/// What the encoder cache holds, and the encoder's own peak.
-pub(super) fn profile(model: &ServedModel, rules: &Rules, batch: Batch, tensor: u64) -> (u64, u64) {
+/// Gemma 4's longest video: frames, their tokens, and those beside each (`_VIDEO_MAX_FRAMES`, `_VIDEO_MAX_SOFT_TOKENS` and
+/// `get_mm_max_tokens_per_item` of gemma4_mm.py, v0.19.1); a square frame, as videos are made for the profile, has 8 x 8.
+const FRAMES: u64 = 32;
+const STILL: u64 = 70;
+const BESIDE: u64 = 2 + 6;
+const SEEN: u64 = 64;
+
+/// What is held while the text model runs, and the encoder's own peak.
+pub(super) fn profile(model: &ServedModel, rules: &Rules, batch: Batch, tensor: u64, second: bool) -> (u64, u64) {
     let Some(encoder) = model.image_encoder else { return (0, 0) };
     let width = model.hidden.saturating_mul(encoder.streams);
     let (tokens, patches, rows) = match encoder.video {
@@ -23,6 +31,7 @@ pub(super) fn profile(model: &ServedModel, rules: &Rules, batch: Batch, tensor: 
             let tokens = encoder.tokens.saturating_mul(frames(encoder, rules, batch.length));
             (tokens, tokens.saturating_mul(encoder.merged), tokens)
         }
+        Some(VideoTokens::Stills) => (FRAMES * SEEN, FRAMES * STILL * encoder.merged, FRAMES * (STILL + BESIDE)),
         _ => (encoder.tokens, encoder.patches, encoder.tokens),
     };
     // Videos have a limit of their own.
@@ -30,11 +39,20 @@ pub(super) fn profile(model: &ServedModel, rules: &Rules, batch: Batch, tensor: 
     let images = images(rows, batch, most);
     // Room is made for all that the budget allows where the encoder makes less of it, which is held by name beside it.
     let beside = if rows > tokens { tokens } else { 0 };
-    let cached = two(images.saturating_mul(rows.saturating_add(beside)), width);
-    let elements = elements(model, encoder, rules, tensor.max(1)).saturating_add(encoder.pixels);
-    let layer = two(images.saturating_mul(patches), elements);
+    let stills = encoder.video == Some(VideoTokens::Stills);
+    let rows = if stills { tokens } else { rows.saturating_add(beside) };
+    let cached = two(images.saturating_mul(rows), width);
+    let pictures = two(images.saturating_mul(patches), encoder.pixels);
+    // One picture after the other goes through the tower, or all at once.
+    let within = match encoder.alone {
+        true if stills => STILL.saturating_mul(encoder.merged),
+        true => patches,
+        false => images.saturating_mul(patches),
+    };
+    let layer = two(within, elements(model, encoder, rules, tensor.max(1)));
     let made = two(images.saturating_mul(tokens), width);
-    (cached, layer.max(cached.saturating_add(made)))
+    let held = if second { cached } else { cached.saturating_add(pictures) };
+    (held, pictures.saturating_add(layer).max(cached.saturating_add(made)))
 }
 
 /// Images' worth of tokens in a video that fills a sequence: two frames make one (`get_num_frames_with_most_features` of

@@ -358,7 +358,7 @@ pub(super) fn is_mxfp4(tensor: &ServedTensor) -> bool {
 }
 
 /// Whether a matrix is in NVFP4: a byte of scale for 16 elements in 4 bits, and scales of the whole.
-fn is_nvfp4(tensor: &ServedTensor) -> bool {
+pub(super) fn is_nvfp4(tensor: &ServedTensor) -> bool {
     matches!(tensor.parts[..], [packed, scales, _, ..] if scales > 0 && packed == scales.saturating_mul(8))
 }
 

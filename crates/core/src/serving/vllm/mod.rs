@@ -3,6 +3,7 @@
 mod card;
 mod draft;
 mod encoder;
+mod experts;
 mod folded;
 mod graphs;
 mod groups;
@@ -12,11 +13,13 @@ mod profile;
 mod rules;
 mod second;
 mod tuned;
+mod versions;
 
 pub use card::Card;
 pub use draft::{Draft, Speculation};
 pub use groups::{Layout, Terms};
-pub use rules::{DEFAULT_VERSION, RULES, Rules, readable, rules};
+pub use rules::{RULES, Rules};
+pub use versions::{DEFAULT_VERSION, readable, rules};
 
 use serde::{Deserialize, Serialize};
 

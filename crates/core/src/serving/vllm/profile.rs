@@ -4,10 +4,6 @@ use super::rules::Rules;
 use super::{VllmPlan, encoder, folded, load, second, tuned};
 use crate::model::op::{CacheKind, CacheUpdate};
 use crate::serving::model::ServedModel;
-use crate::serving::tensors::{Division, ServedTensor};
-
-/// Tokens that experts are run on at once (`VLLM_FUSED_MOE_CHUNK_SIZE`).
-const EXPERT_CHUNK: u64 = 32 << 10;
 
 /// Tokens of latent attention's workspace at most, and what it is asked to hold
 /// (`determine_chunked_prefill_workspace_size` of vllm/v1/attention/backends/mla/common.py, v0.11.0).
@@ -67,7 +63,8 @@ impl VllmPlan {
         let sampler = if second { second::logits(model, batch, tensor) } else { self.sampler(model, rules, batch) };
         // Embeddings, residual and norm; the feed-forward's two halves and their product.
         let compiled = model.hidden.saturating_mul(3).saturating_add(model.width.saturating_mul(3) / tensor);
-        let compiled = compiled.saturating_add(folded::streams(model).saturating_mul(2));
+        let passed = if self.enforce_eager { 0 } else { tuned::passed(model, rules, tensor) };
+        let compiled = compiled.saturating_add(folded::streams(model).saturating_mul(2)).saturating_add(passed);
         let eager = second && self.enforce_eager;
         let dense = two(
             batch.tokens,
@@ -79,13 +76,14 @@ impl VllmPlan {
         );
         let experts = match rules.experts_kept {
             true if self.swizzles(model, rules) => self.swizzled(model, batch.tokens),
+            true if self.cuts(model, rules) => self.cut(model, batch.tokens),
             true => 0,
             false => self.experts(model, batch.tokens),
         };
         let [workspace, latent] = self.latent(model, batch, rules);
         // The second runner makes latent attention's workspace with the cache, after the profile.
         let workspace = if second { 0 } else { workspace };
-        let (cached, encoder) = encoder::profile(model, rules, batch, tensor);
+        let (cached, encoder) = encoder::profile(model, rules, batch, tensor, second);
         let chosen =
             folded::chosen(model, batch.tokens).max(tuned::states(model, rules, &self.card, batch.tokens, tensor));
         let text = sampler.max(dense).max(experts).max(latent).max(chosen).saturating_add(cached);
@@ -108,45 +106,6 @@ impl VllmPlan {
             return 0;
         }
         load::table(model, rank, rules, self.lora).saturating_add(two(batch.tokens, model.hidden))
-    }
-
-    /// Whether experts in MXFP4 run in Triton's own kernels, which keep no buffers.
-    fn swizzles(&self, model: &ServedModel, rules: &Rules) -> bool {
-        let packed = |tensor: &ServedTensor| tensor.division == Division::Experts && load::is_mxfp4(tensor);
-        load::Swizzle::of(&self.card, rules) != load::Swizzle::None && model.tensors.iter().any(packed)
-    }
-
-    /// What those hold: products and outputs of the chosen, their sum, and the residual stream around it
-    /// (`triton_kernel_fused_experts` of gpt_oss_triton_kernels_moe.py).
-    fn swizzled(&self, model: &ServedModel, tokens: u64) -> u64 {
-        let cards = if self.expert_parallel { 1 } else { self.tensor_parallel.max(1) };
-        let chosen = two(tokens.saturating_mul(model.chosen_experts), model.expert_width / cards + model.hidden);
-        chosen.saturating_add(two(tokens, model.hidden.saturating_mul(4)))
-    }
-
-    /// Both buffers of experts, one after the other (`TritonExperts.workspace_shapes` of v0.14.0): outputs or products, and
-    /// both halves or outputs.
-    fn expert_buffers(&self, model: &ServedModel, rules: &Rules, tokens: u64) -> u64 {
-        let (tensor, replicas) = (self.tensor_parallel.max(1), self.data_parallel.max(1));
-        let cards = if self.expert_parallel { 1 } else { tensor.saturating_mul(replicas) };
-        let (hidden, width) = (load::Tiles::of(&self.card, rules).hidden(model), model.expert_width / cards);
-        let both = width.max(hidden).saturating_add(width.saturating_mul(2).max(hidden));
-        two(tokens.saturating_mul(replicas).saturating_mul(model.chosen_experts), both)
-    }
-
-    /// Chosen experts: both halves or the outputs in one buffer, the product in another (`fused_experts_impl` of
-    /// fused_moe.py), on the tokens of all replicas that share the experts.
-    fn experts(&self, model: &ServedModel, tokens: u64) -> u64 {
-        if model.chosen_experts == 0 {
-            return 0;
-        }
-        let (tensor, replicas) = (self.tensor_parallel.max(1), self.data_parallel.max(1));
-        let gathered = tokens.saturating_mul(replicas);
-        // Whole experts run on the tokens that chose them, a share of all; parts of experts run on all tokens.
-        let width = model.expert_width / tensor.saturating_mul(replicas);
-        let widest = width.saturating_mul(2).max(model.hidden).saturating_add(width);
-        let pairs = gathered.min(EXPERT_CHUNK).saturating_mul(model.chosen_experts);
-        two(pairs, widest).saturating_add(two(gathered, model.hidden.saturating_mul(3)))
     }
 
     /// Latent attention: the workspace that stays, and the keys and values it would be unpacked to.

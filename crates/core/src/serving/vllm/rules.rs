@@ -69,6 +69,9 @@ pub struct Rules {
     pub sampler_buffers: bool,
     /// Whether experts run in two buffers that stay (`WorkspaceManager`), as wide as the residual stream at least.
     pub experts_kept: bool,
+    /// Whether vLLM's own CUTLASS kernels run experts in NVFP4 that activate by GELU (`_supports_activation` of cutlass_moe.py), or
+    /// Marlin's and FlashInfer's, whose buffers are as Triton's.
+    pub gelu_cut: bool,
     /// Whether Triton's kernels of linear attention are tried out in the profile run; if so, whether large Blackwells run others.
     pub tunes_states: Option<bool>,
     /// Which models the second model runner runs (`use_v2_model_runner` of vllm/config/vllm.py).
@@ -150,7 +153,7 @@ pub enum SecondRunner {
     All,
 }
 
-const OLDEST: Rules = Rules {
+pub(super) const OLDEST: Rules = Rules {
     since: [0, 0, 0],
     v1: false,
     benchmarks: false,
@@ -183,6 +186,7 @@ const OLDEST: Rules = Rules {
     sampler_sorts: true,
     sampler_buffers: false,
     experts_kept: false,
+    gelu_cut: false,
     tunes_states: None,
     second_runner: SecondRunner::None,
     second_drafts: false,
@@ -202,7 +206,7 @@ const OLDEST: Rules = Rules {
     image_beside_video: true,
     source: "V0 by default; logs of 0.6 to 0.8 in truth/external/vllm_logs.json: four terms add up to the grant",
 };
-const V0_6_5: Rules = Rules {
+pub(super) const V0_6_5: Rules = Rules {
     since: [0, 6, 5],
     context_counted: false,
     source: "vllm/worker/worker.py of v0.6.5: `memory_profiling`",
@@ -236,7 +240,7 @@ const V0_8_4: Rules = Rules {
 };
 const V0_9_0: Rules =
     Rules { since: [0, 9, 0], a100_is_small: true, source: "vllm/engine/arg_utils.py of v0.9.0", ..V0_8_4 };
-const V0_9_1: Rules = Rules {
+pub(super) const V0_9_1: Rules = Rules {
     since: [0, 9, 1],
     context_counted: false,
     groups: true,
@@ -317,10 +321,11 @@ const V0_17_0: Rules = Rules {
 const V0_18_0: Rules = Rules {
     since: [0, 18, 0],
     group_slack: 50,
+    gelu_cut: true,
     tunes_states: Some(false),
     graphs_profiled: true,
     source: "vllm/v1/core/kv_cache_utils.py of v0.18.0; v1/worker/gpu_worker.py: `profile_cudagraph_memory`; \
-             models/qwen3_next.py: `_warmup_prefill_kernels`",
+             models/qwen3_next.py: `_warmup_prefill_kernels`; fused_moe/cutlass_moe.py",
     ..V0_17_0
 };
 const V0_20_0: Rules = Rules {
@@ -341,7 +346,8 @@ const V0_21_0: Rules = Rules {
     since: [0, 21, 0],
     load_max_split: Some(20 << 20),
     sampler_buffers: false,
-    source: "vllm/v1/worker/gpu_worker.py and vllm/envs.py of v0.21.0: FlashInfer samples",
+    gelu_cut: false,
+    source: "vllm/v1/worker/gpu_worker.py and vllm/envs.py of v0.21.0: FlashInfer samples; models/gemma4.py: `gelu_tanh`",
     ..V0_20_1
 };
 const V0_22_0: Rules = Rules {
@@ -354,7 +360,8 @@ const V0_22_0: Rules = Rules {
 const V0_23_0: Rules = Rules {
     since: [0, 23, 0],
     packed_pages: true,
-    source: "vllm/v1/core/kv_cache_utils.py of v0.23.0: `_get_kv_cache_config_deepseek_v4`",
+    gelu_cut: true,
+    source: "vllm/v1/core/kv_cache_utils.py of v0.23.0: `_get_kv_cache_config_deepseek_v4`; fused_moe/experts/cutlass_moe.py: `GELU_TANH`",
     ..V0_22_0
 };
 const V0_24_0: Rules = Rules {
@@ -362,7 +369,9 @@ const V0_24_0: Rules = Rules {
     second_runner: SecondRunner::Listed,
     tunes_states: Some(true),
     awq_machete: true,
-    source: "vllm/config/vllm.py of v0.24.0: six architectures; quantization/auto_awq.py: `choose_mp_linear_kernel`",
+    gelu_cut: false,
+    source: "vllm/config/vllm.py of v0.24.0: six architectures; quantization/auto_awq.py: `choose_mp_linear_kernel`; \
+             fused_moe/experts/flashinfer_cutlass_moe.py: `GELU_TANH`",
     ..V0_23_0
 };
 const V0_25_0: Rules = Rules {
@@ -432,69 +441,3 @@ pub const RULES: &[Rules] = &[
 /// them), 0.09 on an A100 (108), 0.03 on a T4 (40) in truth/external/vllm_logs.json. That it grows with multiprocessors is
 /// no cause: code differs from card to card (docs/open-constants.md).
 pub(super) const OUTSIDE_TORCH: u64 = 1 << 20;
-
-/// The newest vLLM that something is known of: the worker of 0.33.0, rehearsed three times without graphs, leaves pools within
-/// 0.45 % of what the rules of 0.32 say.
-const NEWEST: [u32; 2] = [0, 33];
-
-/// The version where none is named: the newest that was rehearsed at length (truth/engines/vllm-1.jsonl).
-pub const DEFAULT_VERSION: &str = "0.32.0";
-
-/// Whether a version can be read and was there; else what one looks like, and the newest.
-pub fn readable(version: &str) -> Result<(), (String, String)> {
-    let newest = format!("{}.{}.0", NEWEST[0], NEWEST[1]);
-    let mut parts = version.trim_start_matches('v').split(['.', '-', '+', '/', ' ']).map(str::parse::<u32>);
-    match (version, parts.next(), parts.next()) {
-        ("main", ..) => Ok(()),
-        (_, Some(Ok(major)), Some(Ok(minor))) if [major, minor] <= NEWEST => Ok(()),
-        (_, Some(Ok(_)), Some(Ok(_))) => Err((format!("a version whose rules are known (up to {newest})"), newest)),
-        _ => Err((format!("a version such as {newest}"), newest)),
-    }
-}
-
-/// The rules of a version such as `0.11.0`; the newest where it cannot be read. `0.8.5 V0` and `0.7.3 V1` name the
-/// engine that was not the default of its time.
-pub fn rules(version: &str) -> Rules {
-    let mut numbers = version
-        .split(['.', '-', '+', '/'])
-        .map(|part| part.chars().take_while(char::is_ascii_digit).collect::<String>())
-        .map_while(|digits| digits.parse::<u32>().ok());
-    let parsed = numbers.next().map(|major| [major, numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)]);
-    let wanted = parsed.unwrap_or([u32::MAX; 3]);
-    let found = *RULES.iter().find(|rules| wanted >= rules.since).unwrap_or(&OLDEST);
-    let named = |engine: &str| version.split([' ', '/']).any(|word| word.eq_ignore_ascii_case(engine));
-    match (named("v0"), named("v1")) {
-        // What is V0's is as it had always been.
-        (true, _) => {
-            let context_counted = wanted < V0_6_5.since;
-            Rules { v1: false, context_counted, sequences: [256, 256], groups: false, ..found }
-        }
-        // `profile_run` of v1/worker/gpu_model_runner.py in v0.7.3, `_dummy_sampler_run` in v0.8.0.
-        (_, true) => {
-            let context_counted = wanted < V0_9_1.since;
-            Rules { v1: true, context_counted, samples: found.v1, ..found }
-        }
-        _ => found,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{RULES, rules};
-
-    #[test]
-    fn versions_are_from_new_to_old() {
-        assert!(RULES.windows(2).all(|pair| pair[0].since > pair[1].since));
-    }
-
-    #[test]
-    fn the_rules_of_a_version_are_found() {
-        assert_eq!(rules("0.20.1rc1.dev16+g7a1eb8ac2").since, [0, 20, 1]);
-        assert_eq!(rules("0.8.5.post1").since, [0, 8, 4]);
-        assert_eq!(rules("0.26/0.27").since, [0, 26, 0]);
-        assert_eq!(rules("main").since, [0, 32, 0]);
-        assert_eq!(rules("0.30.0").since, [0, 29, 0]);
-        assert!(rules("0.8.5").v1 && !rules("0.8.5 V0").v1);
-        assert!(rules("0.7.3 V1").v1 && !rules("0.7.3").v1);
-    }
-}

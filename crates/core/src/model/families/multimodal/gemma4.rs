@@ -8,7 +8,7 @@ use super::parts::{images, tied, tower};
 use crate::dtype::DType;
 use crate::model::Family;
 use crate::model::blocks::head::causal_lm_head_named;
-use crate::model::facts::{Facts, Liger, VllmFacts};
+use crate::model::facts::{Facts, ImageTokens, Liger, VllmFacts};
 use crate::model::families::decoders::gemma3::soft_cap;
 use crate::model::op::{Binary, Input, Norm, Op, Reduction, Unary};
 use crate::model::{Config, Graph, ModelError, Task, Value};
@@ -27,7 +27,8 @@ pub const FAMILY: Family = Family {
             &["q_proj", "q_norm", "k_norm", "k_proj", "v_proj", "o_proj"],
         ],
         tasks: super::ALSO_CAUSAL,
-        vllm: VllmFacts { plain_towers: true, all_keys: true, ..VllmFacts::TRITON },
+        image_tokens: Some(ImageTokens::Alone),
+        vllm: VllmFacts { plain_towers: true, all_keys: true, gelu_experts: true, ..VllmFacts::TRITON },
         ..Facts::DEFAULT
     },
     build,
