@@ -101,7 +101,8 @@ export function ranks(report) {
       h(
         'p',
         { class: 'help' },
-        `All ${job.cards} cards together: ${gib(job.process)} GiB. The worst is shown by component, the others by level: allocated, reserved beyond it, outside torch’s pool.`,
+        `All ${job.cards} cards together: ${gib(job.process)} GiB.`,
+        rows.length > 1 && ' The worst is shown by component, the others by level: allocated, reserved beyond it, outside torch’s pool.',
       ),
     host.length > 0 &&
       h('div', {}, h('h3', {}, `In the host’s memory: ${gib(job.host_total)} GiB in all`), h('ul', { class: 'inset' }, ...host)),

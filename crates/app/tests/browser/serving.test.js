@@ -44,6 +44,7 @@ test('an upload that a line names is known by its name, which is said', async ()
   assert.match(facts, /is not in the catalogue: Qwen\/Qwen2\.5-32B-Instruct, .* stands in/);
   const flags = ['--engine', 'vllm', '--context', '32768', '--tensor-parallel-size', '2', '--gpu', 'A100-40GB'];
   assert.deepEqual(await totals(page), await printedTotals('infer', 'Qwen/Qwen2.5-32B-Instruct', '--quantization', 'awq', ...flags));
+  assert.match(await page.title(), /^Qwen2\.5-32B-Instruct-AWQ: [\d\s]+ tokens of cache on A100-40GB/);
   // A name that says nothing is refused, and nothing of the model before stands beside it.
   await page.locator('#model').fill('somebody/nothing');
   await page.keyboard.press('Enter');
