@@ -118,7 +118,10 @@ impl Ready {
 fn the_page_works_in_a_browser() {
     run("types", Command::new("npx").args(["tsc", "--project", "."]).current_dir(&READY.folder));
     let server = Server::start();
-    READY.test(&server.address, &["access.test.js", "numbers.test.js", "plans.test.js", "flows.test.js"]);
+    READY.test(
+        &server.address,
+        &["access.test.js", "numbers.test.js", "plans.test.js", "flows.test.js", "serving.test.js"],
+    );
 }
 
 #[test]
@@ -133,5 +136,5 @@ fn the_page_works_without_a_server() {
     BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let address = line.split(['(', ')']).nth(1).unwrap_or_else(|| panic!("the first line is {line:?}")).to_owned();
     let host = Server { process, address };
-    READY.test(&host.address, &["alone.test.js", "flows.test.js"]);
+    READY.test(&host.address, &["alone.test.js", "flows.test.js", "serving.test.js"]);
 }

@@ -4,7 +4,7 @@
 import { stackedBar } from './charts/bar.js';
 import { byId, h, refill } from './dom.js';
 import { gib, shown, signedGib } from './format.js';
-import { getAt, leaves } from './paths.js';
+import { getAt, isObject, leaves } from './paths.js';
 import { settledPlan } from './results.js';
 import { planOf } from './state.js';
 import { number, scrolled, table } from './tables.js';
@@ -172,7 +172,12 @@ function differences(columns) {
       (path) =>
         /** @type {[string, (column: Column) => unknown]} */ ([
           path,
-          ({ job, report }) => getAt(planOf(job), path) ?? getAt(settledPlan(report), path),
+          ({ job, report }) => {
+            const given = getAt(planOf(job), path);
+            const settled = getAt(settledPlan(report), path);
+            // What was only switched on is called by what it is then.
+            return isObject(given) && isObject(settled) ? (settled['scheme'] ?? settled['method'] ?? given) : (given ?? settled);
+          },
         ]),
     ),
   ];

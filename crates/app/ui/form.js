@@ -306,11 +306,13 @@ export function sentence(problem) {
 /** @param {Field} field */
 function inputType(field) {
   if (field.type === 'check') return { type: 'checkbox' };
-  const placeholder = field.row.default === null ? field.row.from.replace(/^off unless.*/, 'none') : null;
-  if (field.type === 'text') return { type: 'text', spellcheck: 'false', placeholder };
+  const usual = field.row.default === null ? field.row.from.replace(/^off unless.*/, 'none') : null;
+  // Fields stand two in a row: whose default it is has no room in them.
+  const shown = { placeholder: usual?.replace(/^.*'s default$/, 'its default') ?? null, title: usual };
+  if (field.type === 'text') return { type: 'text', spellcheck: 'false', ...shown };
   return {
     type: 'number',
-    placeholder,
+    ...shown,
     inputmode: field.type === 'int' ? 'numeric' : 'decimal',
     min: field.min ?? 0,
     step: field.type === 'int' ? 1 : 'any',

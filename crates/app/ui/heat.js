@@ -56,7 +56,9 @@ export class HeatTables {
     try {
       const heat = await post('/heat', { ...requestOf(job), kind: job.kind }, signal);
       showHeat(heat, job.gpu, (gpu, format) => {
-        const options = format === null ? planOf(job) : { ...planOf(job), quantization: format };
+        const { quantization, ...own } = planOf(job);
+        const kept = heat.formats.length > 1 ? own : planOf(job);
+        const options = format === null ? kept : { ...own, quantization: format };
         this.store.update({ ...withPlan(this.store.job, options), gpu }, 'apply');
       });
     } catch (error) {

@@ -3,7 +3,7 @@
 
 import { Refusal, post } from './api.js';
 import { byId, typed } from './dom.js';
-import { rows } from './fields/settings.js';
+import { byFlags } from './fields/settings.js';
 import { sentence } from './form.js';
 import { toast } from './notice.js';
 import { isObject } from './paths.js';
@@ -153,11 +153,10 @@ function imported(before, read) {
   const { gpu: own, engine = 'hf', ...plan } = read.plan;
   const gpu = typeof own === 'string' ? { name: own } : own;
   const { model, config } = read.model ? { model: read.model, config: null } : before;
-  const job = { ...freshJob(), kind: read.kind, model, config, engine, framework: read.framework ?? '' };
-  // Options of serving engines go by their flags.
-  const flags = new Map(rows.map((row) => [row.place, row.path]));
-  const named = Object.entries(plan).map(([key, value]) => [flags.get(key) ?? key, value]);
-  const taken = withPlan(job, isServed(job) ? Object.fromEntries(named) : plan);
+  // A card is chosen here; few files name one.
+  const card = before.gpu || freshJob().gpu;
+  const job = { ...freshJob(), kind: read.kind, model, config, engine, framework: read.framework ?? '', gpu: card };
+  const taken = withPlan(job, isServed(job) ? byFlags(plan, engine) : plan);
   // Known cards go by their name; a card of one's own stays in the plan.
   const known = [...document.querySelectorAll('#train-gpu option')].some(
     (option) => /** @type {HTMLOptionElement} */ (option).value === gpu?.name,

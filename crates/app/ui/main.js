@@ -156,9 +156,19 @@ function explain(job) {
   solver.reset(results.report !== null);
   showProblems([]);
   compare.show(results.report);
+  standIn(job);
   byId('mini').textContent = results.words();
   window.document.title = `${job.model.split('/').pop() || 'a config'}: ${results.words()} · vramcast`;
   announce(() => results.words());
+}
+
+/** A model that is not known here may have one in its place, which is said beside its name. @param {Job} job */
+function standIn(job) {
+  const note = results.report?.notes.find((one) => one.startsWith(`${job.model} is not in the catalogue`));
+  if (!note || job.config) return;
+  byId('model-facts').dataset['inspected'] = 'yes';
+  picker.setFacts([note]);
+  void picker.seek();
 }
 
 /** An answer that the page can do without: what is refused is not there. @template T @param {Promise<T>} asked @returns {Promise<T | null>} */
@@ -192,7 +202,7 @@ async function follow(job, signal) {
   compare.show(results.report);
   if (real.isShown) await real.again(job, signal);
   await optional(placement.again(job.gpu, signal));
-  const stuck = report && !isServed(job) && !ownVerdict(report).fits;
+  const stuck = report && !(report.budgets ? report.budgets.every((one) => one.fits) : ownVerdict(report).fits);
   const help = stuck ? await optional(post('/suggest', { ...requestOf(job), kind: job.kind }, signal)) : null;
   showSuggestions(store, help?.suggestions ?? []);
   const formulas = report && job.kind === 'train' ? await optional(post('/compare', requestOf(job), signal)) : null;
@@ -232,6 +242,7 @@ function refused(error) {
       : `${error.problems.map(sentence).join('; ')}. The numbers below are of the last plan without a mistake.`,
   );
   if (!busy) showProblems(error.problems);
+  if (error.problems.some((one) => one.field === '/model')) void picker.seek();
 }
 
 /** Parts of the plan that no field shows, and whose defaults lie below it. */
@@ -317,7 +328,10 @@ store.subscribe((why) => {
     writeAddress(true);
     return;
   }
-  if (why === 'model' || why === 'restore') delete byId('model-facts').dataset['inspected'];
+  if (['model', 'taken', 'restore'].includes(why)) {
+    delete byId('model-facts').dataset['inspected'];
+    inspected = '';
+  }
   // What was typed is checked already, so the question goes out first; what it changes in the form follows the number.
   if (why === 'typed') {
     if (form.isValid) ask();
@@ -357,10 +371,9 @@ async function readAddress() {
   try {
     const found = await readFragment(location.hash);
     if (!found) return false;
-    inspected = '';
     // A field that someone types in is left alone; nobody types who goes back.
     if (document.activeElement instanceof HTMLElement) document.activeElement.blur();
-    store.restore(found.job, found.pinned);
+    store.restore(found.job, found.pinned, 'restore');
     return true;
   } catch (error) {
     toast(`The link cannot be read: ${error instanceof Error ? error.message : error}`);

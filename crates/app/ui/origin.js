@@ -43,7 +43,7 @@ export function origin(notes, provenance) {
       h(
         'details',
         { id: 'provenance' },
-        h('summary', {}, `${provenance.length} values of the plan and where each comes from; ${guesses} our guess`),
+        h('summary', {}, `${provenance.length} values of the plan and where each comes from${guesses > 0 ? `; ${guesses} our guess` : ''}`),
         scrolled(
           'Values and where they come from',
           table('Values of the plan and where they come from', ['Key', 'Value', 'From'], rows),

@@ -57,8 +57,9 @@ export class Picker {
     byId('drop-config').hidden = !config;
     byId('open-config').textContent = config ? 'Edit the pasted config.json' : 'Paste a config.json';
     const known = config ? undefined : this.#models.find((one) => one.id === model || one.short_names.includes(model));
-    if (known && !byId('model-facts').dataset.inspected)
-      this.setFacts([known.family, known.parameters && `${short(known.parameters)} parameters`]);
+    // Of a model that nobody knows here nothing stands there, not what the one before was.
+    if (!byId('model-facts').dataset.inspected)
+      this.setFacts([known?.family, known?.parameters && `${short(known.parameters)} parameters`]);
   }
 
   /** A line of facts below the model. @param {(string | number | null | undefined | false)[]} facts */
@@ -119,12 +120,26 @@ export class Picker {
     else this.store.update({ model: id }, 'model');
   }
 
+  /** Models that the hub was asked for. @type {Set<string>} */
+  #sought = new Set();
+
   /** A model that the catalogue lacks, where no server asks the hub for it. @param {string} id */
   async #fetch(id) {
+    this.#sought.add(id);
     const config = await configOf(id);
     if (typeof config !== 'string') return this.store.update({ config, model: '' }, 'model');
-    toast(`${config}: paste a config.json`);
+    toast(config);
     this.store.update({ model: id }, 'model');
+  }
+
+  /** The same for one that a file or a link names: what the hub has takes the place of what stood in for it. */
+  async seek() {
+    const { model: id, config: pasted } = this.store.job;
+    // Nothing but names of the hub leaves the page: no path, no file.
+    if (!inside || pasted || !/^[\w.-]+\/[\w.-]+$/.test(id) || /\.gguf$/i.test(id) || this.#sought.has(id)) return;
+    this.#sought.add(id);
+    const config = await configOf(id);
+    if (typeof config !== 'string' && this.store.job.model === id) this.store.update({ config, model: '' }, 'model');
   }
 
   /** @param {number} at */

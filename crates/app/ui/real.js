@@ -3,7 +3,7 @@
 
 import { Refusal, post } from './api.js';
 import { byId, h, refill } from './dom.js';
-import { gib, signedGib } from './format.js';
+import { gib, percent, signedGib } from './format.js';
 import { requestOf } from './state.js';
 import { number, scrolled, table } from './tables.js';
 
@@ -105,7 +105,7 @@ export class Real {
 function lines(caption, rows) {
   const shown = rows.map(({ name, recorded, predicted }) => {
     const both = recorded !== null && predicted !== null;
-    const off = both && recorded > 0 ? ` (${(((predicted - recorded) / recorded) * 100).toFixed(1)} %)` : '';
+    const off = both && recorded > 0 ? ` (${percent(Math.abs(predicted - recorded), recorded)})` : '';
     return h(
       'tr',
       {},

@@ -183,7 +183,10 @@ export class Results {
 
   /** The total in words, for the live region. */
   words() {
-    if (!this.report || this.report.budgets) return byId('headline').querySelector('.verdict-line')?.textContent ?? '';
+    if (!this.report || this.report.budgets) {
+      const said = byId('headline').querySelectorAll('.verdict-line > :not(.sign)');
+      return [...said].map((part) => part.textContent?.trim()).join(' ');
+    }
     const own = ownVerdict(this.report);
     return `${gib(this.report.totals.process)} GiB, ${own.fits ? 'fits' : 'does not fit'} ${own.gpu}`;
   }

@@ -69,11 +69,11 @@ export class Store {
     this.#tell(why);
   }
 
-  /** Takes over a whole state. @param {Job} job @param {Job[]} pinned */
-  restore(job, pinned) {
+  /** Takes over a whole state: one to go back from, unless it is that of the address. @param {Job} job @param {Job[]} pinned @param {'taken' | 'restore'} [why] */
+  restore(job, pinned, why = 'taken') {
     this.job = job;
     this.pinned = pinned;
-    this.#tell('restore');
+    this.#tell(why);
   }
 
   /** @param {Job[]} jobs */

@@ -2,9 +2,10 @@
 /** Changes that would help, each found by simulating it; a click makes it. */
 
 import { byId, h, refill } from './dom.js';
+import { byFlags } from './fields/settings.js';
 import { gib } from './format.js';
 import { laid } from './paths.js';
-import { planOf, withPlan } from './state.js';
+import { isServed, planOf, withPlan } from './state.js';
 
 /** @typedef {import('./types.js').Suggestion} Suggestion */
 /** @typedef {import('./state.js').Store} Store */
@@ -32,7 +33,7 @@ export function showSuggestions(store, suggestions) {
             'span',
             { class: 'number' },
             one.totals.process === undefined ? '' : `${gib(one.totals.process)} GiB`,
-            h('span', { class: 'help' }, ` saves ${gib(one.saves)}`),
+            one.saves > 0 && h('span', { class: 'help' }, ` saves ${gib(one.saves)}`),
           ),
           h(
             'button',
@@ -57,7 +58,8 @@ export function hideSuggestions() {
 
 /** @param {Store} store @param {Suggestion} suggestion */
 function apply(store, suggestion) {
-  const { gpu = store.job.gpu, ...changes } = suggestion.changes;
+  const { gpu = store.job.gpu, ...rest } = suggestion.changes;
+  const changes = isServed(store.job) ? byFlags(rest, store.job.engine) : rest;
   store.update({ ...withPlan(store.job, laid(planOf(store.job), changes)), gpu }, 'apply');
   byId('results').focus({ preventScroll: true });
 }

@@ -93,14 +93,16 @@ export function ranks(report) {
       number(gib(rank.process)),
     ),
   );
-  const host = job.host.map((part) => h('li', {}, `${part.name}: ${gib(part.bytes)} GiB per process`));
+  const seen = job.host.filter((part) => gib(part.bytes) !== '0.00');
+  const host = seen.map((part) => h('li', {}, `${part.name}: ${gib(part.bytes)} GiB per process`));
   return [
     table('Memory of each kind of card', ['Cards', 'Components', '#Allocated', '#Reserved', '#Process'], rows),
     job.cards > 1 &&
       h(
         'p',
         { class: 'help' },
-        `All ${job.cards} cards together: ${gib(job.process)} GiB. The worst is shown by component, the others by level: allocated, reserved beyond it, outside torch’s pool.`,
+        `All ${job.cards} cards together: ${gib(job.process)} GiB.`,
+        rows.length > 1 && ' The worst is shown by component, the others by level: allocated, reserved beyond it, outside torch’s pool.',
       ),
     host.length > 0 &&
       h('div', {}, h('h3', {}, `In the host’s memory: ${gib(job.host_total)} GiB in all`), h('ul', { class: 'inset' }, ...host)),
@@ -176,6 +178,8 @@ export function cards(verdicts, own, search, choose) {
   const found = verdicts
     .filter((verdict) => words.every((word) => verdict.gpu.toLowerCase().includes(word)))
     .sort((a, b) => a.memory - b.memory);
+  // A hundred cards are one stop of the Tab key; arrows go through them.
+  const stop = found.find((verdict) => verdict.gpu === own) ?? found[0];
   const rows = found.map((verdict) => {
     const [name, sign, word] = level(verdict);
     return h(
@@ -191,6 +195,7 @@ export function cards(verdicts, own, search, choose) {
             class: 'link',
             'data-key': `card-${verdict.gpu}`,
             'aria-pressed': verdict.gpu === own ? 'true' : 'false',
+            tabindex: verdict === stop ? 0 : -1,
             onclick: () => choose(verdict.gpu),
           },
           verdict.gpu,
@@ -208,10 +213,21 @@ export function cards(verdicts, own, search, choose) {
     );
   });
   if (rows.length === 0) return h('p', { class: 'help' }, 'No card of that name.');
-  return scrolled(
+  const list = scrolled(
     'Cards',
     table('Cards and how full they would be', ['Card', '#GiB', 'Verdict', '~Bar', '#Full', '#Left'], rows),
   );
+  list.addEventListener('keydown', arrows);
+  return list;
+}
+
+/** From a button of a list to the one above or below. @param {KeyboardEvent} event */
+function arrows(event) {
+  const way = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  if (!way || !(event.target instanceof HTMLButtonElement) || !(event.currentTarget instanceof Element)) return;
+  const buttons = [...event.currentTarget.querySelectorAll('button')];
+  event.preventDefault();
+  buttons[buttons.indexOf(event.target) + way]?.focus();
 }
 
 /** Formulas beside the simulation. @param {Lens[]} lenses @param {number} baseline */

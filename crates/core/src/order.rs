@@ -2,6 +2,7 @@
 //! all of them. Stable, as that is. What sorts much, or often, does better with its own copy.
 
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
 
 /// Sorts.
 pub fn sort<T: Ord>(items: &mut [T]) {
@@ -26,6 +27,13 @@ pub fn sort_by<T>(items: &mut [T], mut compare: impl FnMut(&T, &T) -> Ordering) 
 /// Sorts by a key.
 pub fn sort_by_key<T, K: Ord>(items: &mut [T], key: impl Fn(&T) -> K) {
     sort_by(items, |a, b| key(a).cmp(&key(b)));
+}
+
+/// A map of pairs; of several with one key the last stands. Collecting them would sort them first.
+pub fn map<K: Ord, V>(pairs: impl IntoIterator<Item = (K, V)>) -> BTreeMap<K, V> {
+    let mut map = BTreeMap::new();
+    pairs.into_iter().for_each(|(key, value)| drop(map.insert(key, value)));
+    map
 }
 
 #[inline(never)]

@@ -37,7 +37,7 @@ pub extern "C" fn answer() -> u32 {
     let end = request.iter().position(|&byte| byte == b'\n').unwrap_or(request.len());
     let (head, body) = (String::from_utf8_lossy(&request[..end]), request.get(end + 1..).unwrap_or_default());
     let (method, path) = head.split_once(' ').unwrap_or((&head, "/"));
-    let (status, told) = vramcast::http::here::answer(method, path, body.to_vec());
+    let (status, told) = vramcast::http::here::answer(method, path, body);
     tell(told);
     u32::from(status)
 }

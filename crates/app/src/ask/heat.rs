@@ -68,12 +68,14 @@ pub(crate) fn heat(prepared: &Prepared) -> Result<Heat, Failure> {
         return Err(Failure::bad_input("only a serving engine has these tables").hint("choose one by engine"));
     }
     let first = prepared.answer(Wanted::default())?;
-    let fixed = !prepared.model()?.config()["quantization_config"].is_null()
-        || prepared.found.resolved.gguf.is_some()
-        || prepared.request.stated.get("quantization").is_some();
-    let formats = match fixed {
-        true => vec![("as it is".to_owned(), Value::Null)],
-        false => usual(formats(runner)),
+    let fixed = !prepared.model()?.config()["quantization_config"].is_null() || prepared.found.resolved.gguf.is_some();
+    let stated = prepared.request.stated.get("quantization").and_then(Value::as_str).unwrap_or_default();
+    let all = formats(runner);
+    // One that is not among them leaves nothing to compare.
+    let comparable = stated.is_empty() || all.iter().any(|(name, _)| name.eq_ignore_ascii_case(stated));
+    let formats = match !fixed && comparable {
+        true => usual(all, stated),
+        false => vec![("as it is".to_owned(), json!(stated))],
     };
     let mut cards: Vec<Gpu> = prepared.cards().all().collect();
     let own = first.report.plan.gpu().name.clone();
@@ -81,8 +83,10 @@ pub(crate) fn heat(prepared: &Prepared) -> Result<Heat, Failure> {
     cards.dedup_by_key(|card| size(card));
     let cell = |gpu: &Gpu, format: &Value| {
         let mut request = prepared.with("gpu", json!(gpu.name));
-        if !format.is_null() {
-            tree::set(&mut request.stated, "quantization", format.clone());
+        match format {
+            Value::Null => drop(tree::take(&mut request.stated, "quantization")),
+            Value::String(name) if name == stated => {}
+            other => tree::set(&mut request.stated, "quantization", other.clone()),
         }
         let answer = prepared.answer_to(&request, Wanted::default()).ok()?;
         let sequences = answer.report.budgets.first().map(|budget| budget.concurrency_thousandths);
@@ -115,11 +119,18 @@ fn size(card: &Gpu) -> u64 {
     (card.memory >> 30).div_ceil(8)
 }
 
-/// So many formats that they stand side by side: of each number of bits the middle one.
-fn usual(all: Vec<(String, Value)>) -> Vec<(String, Value)> {
+/// So many formats that they stand side by side: of each number of bits the middle one, and the one that is asked for.
+fn usual(all: Vec<(String, Value)>, asked: &str) -> Vec<(String, Value)> {
     let odd = |name: &str| ["_S", "_L", "_XS", "_XXS", "_1", "_NL"].iter().any(|end| name.ends_with(end));
     let few = all.len() <= MOST_FORMATS;
-    all.into_iter().filter(|(name, _)| few || !odd(name) && !name.starts_with("IQ")).take(MOST_FORMATS).collect()
+    let is_asked = |name: &str| name.eq_ignore_ascii_case(asked);
+    let mut shown: Vec<_> =
+        all.into_iter().filter(|(name, _)| few || is_asked(name) || !odd(name) && !name.starts_with("IQ")).collect();
+    if let Some(last) = shown.iter().position(|(name, _)| is_asked(name)).filter(|at| *at >= MOST_FORMATS) {
+        shown.swap(last, MOST_FORMATS - 1);
+    }
+    shown.truncate(MOST_FORMATS);
+    shown
 }
 
 /// An engine with a pool says how many sequences of full length it holds.

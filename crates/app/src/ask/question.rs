@@ -78,7 +78,10 @@ impl Question {
 
     /// A built-in model of the same shape, where one is named that cannot be had: in a file, or while the hub is out of reach.
     fn kin(&mut self, named: Option<&str>, failure: Failure, reach: Reach) -> Result<Found, Failure> {
-        let offline = failure.exit() == Exit::CouldNotFetch;
+        // Who may not ask the hub or a disk reaches them as little as who cannot.
+        let elsewhere = |name: &String| name.contains('/') || name.to_lowercase().ends_with(".gguf");
+        let out_of_reach = reach == Reach::Catalogue && self.subject.name.as_ref().is_some_and(elsewhere);
+        let offline = failure.exit() == Exit::CouldNotFetch || out_of_reach;
         // A file says itself how its model is quantised; without one the name is all that does.
         let serves = self.asked.runner().serves_checkpoints();
         let typed = || self.subject.name.clone().filter(|name| offline && (serves || !name.ends_with("-bnb-4bit")));
@@ -104,7 +107,8 @@ impl Question {
                 }
             };
         };
-        let mut told = format!("{name} could not be fetched: {kin}, whose name says the same shape, stands in");
+        let lacking = if reach == Reach::Catalogue { "is not in the catalogue" } else { "could not be fetched" };
+        let mut told = format!("{name} {lacking}: {kin}, whose name says the same shape, stands in");
         match upload {
             // Its own config would say as much, and no line can say otherwise.
             Some(Upload { recipe: Some((section, source)), .. }) => {

@@ -22,8 +22,8 @@ pub(super) fn compare(model: &Model, files: &TensorFiles, assumed: bool) -> Resu
             format!("its files hold {} elements, what is assumed has {}", show_count(stored), show_count(total))
         }));
     }
-    let shapes: BTreeMap<&str, Vec<u64>> =
-        inventory.parameters.iter().map(|one| (one.name.as_str(), one.shape.sizes().to_vec())).collect();
+    let named = inventory.parameters.iter().map(|one| (one.name.as_str(), one.shape.sizes().to_vec()));
+    let shapes = vramcast_core::order::map(named);
     if let Some(missing) = missing_layer(&shapes, files) {
         return Err(contradiction(format!("config.json and the files contradict each other: {missing}")));
     }

@@ -35,6 +35,13 @@ async fn in_time<T>(body: impl Future<Output = T>) -> Result<T, Problem> {
 /// A JSON body, read into a value.
 pub(crate) struct Json<T>(pub(crate) T);
 
+impl<T: DeserializeOwned> Json<T> {
+    /// Reads what is there.
+    pub(crate) fn read(bytes: &[u8]) -> Result<Self, Problem> {
+        typed::located(said(bytes)?).map(Self).map_err(misread)
+    }
+}
+
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
     type Rejection = Problem;
 
@@ -57,7 +64,12 @@ async fn tree(request: Request) -> Result<Value, Problem> {
         StatusCode::PAYLOAD_TOO_LARGE => Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large"),
         _ => Problem::new(StatusCode::BAD_REQUEST, "the body could not be read"),
     })?;
-    let value: Value = serde_json::from_slice(&bytes)
+    said(&bytes)
+}
+
+/// The same of what is there.
+fn said(bytes: &[u8]) -> Result<Value, Problem> {
+    let value: Value = serde_json::from_slice(bytes)
         .map_err(|error| Problem::new(StatusCode::BAD_REQUEST, format!("the body is not JSON: {error}")))?;
     // Said as it is, before a reader says it of a type.
     for (place, part) in [("", Some(&value)), ("/engine_options", value.get("engine_options"))] {

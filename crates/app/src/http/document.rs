@@ -12,6 +12,11 @@ impl Document {
     pub(crate) fn of(value: &impl Serialize) -> Self {
         Self(serde_json::to_string(value).unwrap_or_default())
     }
+
+    /// Its text.
+    pub(crate) fn into_text(self) -> String {
+        self.0
+    }
 }
 
 impl IntoResponse for Document {

@@ -22,6 +22,7 @@ mod openapi;
 pub(crate) mod pool;
 pub(crate) mod problem;
 pub(crate) mod room;
+#[cfg(not(target_family = "wasm"))]
 pub(crate) mod routes;
 mod written;
 

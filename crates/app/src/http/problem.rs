@@ -104,6 +104,11 @@ impl Problem {
     }
 
     /// Without long texts: what a client sent is not sent back to it whole.
+    /// The document.
+    pub(crate) fn text(&self) -> String {
+        serde_json::to_string(&self.cut()).unwrap_or_default()
+    }
+
     fn cut(&self) -> Self {
         let fault = |fault: &Fault| fault.cut();
         Self {
@@ -177,8 +182,7 @@ impl From<Failure> for Problem {
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let text = serde_json::to_string(&self.cut()).unwrap_or_default();
-        let mut response = (status, [(header::CONTENT_TYPE, "application/problem+json")], text).into_response();
+        let mut response = (status, [(header::CONTENT_TYPE, "application/problem+json")], self.text()).into_response();
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }

@@ -18,7 +18,7 @@ pub(crate) fn routes() -> Router<Arc<Service>> {
             move |State(service): State<Arc<Service>>| async move { Document::of(&listed(what, None, &service.settings)) },
         )
     };
-    let routes = Router::new()
+    Router::new()
         .route("/train", post(estimates::train))
         .route("/infer", post(estimates::infer))
         .route("/events", post(estimates::events))
@@ -41,12 +41,8 @@ pub(crate) fn routes() -> Router<Arc<Service>> {
         .route("/dtypes", list(What::Dtypes))
         .route("/settings", get(async || Document::of(&settings())))
         .route("/health", get(about::health))
-        .route("/version", get(about::version));
-    // A page never asks for them, and would carry a schema of every type.
-    #[cfg(not(target_family = "wasm"))]
-    let routes = routes
+        .route("/version", get(about::version))
         .route("/schema/train", get(about::train_schema))
         .route("/schema/infer", get(about::infer_schema))
-        .route("/openapi.json", get(about::openapi));
-    routes
+        .route("/openapi.json", get(about::openapi))
 }

@@ -95,6 +95,8 @@ test('everything by keyboard', async () => {
   ])
     assert.ok(walked.includes(id), `${id} is reached`);
 
+  assert.deepEqual(walked.filter((name) => name.startsWith('card-')), ['card-A30'], 'cards are one stop');
+
   await page.locator('#model').focus();
   await page.keyboard.type('pythia-160m');
   await page.keyboard.press('ArrowDown');
@@ -118,8 +120,10 @@ test('everything by keyboard', async () => {
   await page.keyboard.press('Escape');
   assert.equal(await page.evaluate(() => document.activeElement?.id), 'open-export', 'focus returns');
 
-  const card = page.locator('#gpus-body button').first();
-  await card.focus();
+  await page.locator('#gpus-body tr.own button').focus();
+  await page.keyboard.press('ArrowDown');
+  const card = page.locator('#gpus-body tr.own + tr button');
+  assert.ok(await card.evaluate((button) => button === document.activeElement), 'arrows go through cards');
   const name = await card.innerText();
   await answered(page, () => page.keyboard.press('Enter'));
   assert.equal(await page.locator('#train-gpu').inputValue(), name);

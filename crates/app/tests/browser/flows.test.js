@@ -199,7 +199,8 @@ test('a message, a snapshot, a measured row and a tool’s file are each known f
   const text = 'base_model: openai-community/gpt2\nsequence_len: 512\nmicro_batch_size: 3\nwandb_project: x\nadapter: lora\nlora_r: 8\n';
   await answered(page, () => drop('axolotl.yml', Buffer.from(text)));
   const path = await file('axolotl.yml', text);
-  assert.deepEqual(await totals(page), await printedTotals('fit', path));
+  const card = await page.locator('#train-gpu').inputValue();
+  assert.deepEqual(await totals(page), await printedTotals('fit', path, '--gpu', card));
 });
 
 test('a serving engine over cards, formats, contexts', async () => {

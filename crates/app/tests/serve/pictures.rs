@@ -130,6 +130,11 @@ fn heat_is_what_engines_say() {
             assert_eq!(cell["process"], report["totals"]["process"], "{engine} {row}");
             assert_eq!(cell["fits"], report["verdicts"][0]["fits"], "{engine} {row}");
         }
+        // A format that is asked for is one of them; the others are as they were.
+        let mut stated = body.clone();
+        stated["engine_options"] = json!({"quantization": format});
+        let same = server.post("/heat", &stated).document();
+        assert_eq!([&same["formats"], &same["cards"]], [&heat["formats"], &heat["cards"]], "{engine}");
         let context = &heat["contexts"][0];
         let fits: Vec<bool> = context["fits"].as_array().unwrap().iter().map(|fits| fits == true).collect();
         assert!(fits.windows(2).all(|pair| pair[0] || !pair[1]), "more at once never fits better: {context}");

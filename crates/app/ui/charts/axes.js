@@ -72,13 +72,17 @@ export function drawLimit(svg, { edge, plot, highest, y }, { name, bytes }) {
   );
 }
 
-/** @param {SVGSVGElement} svg @param {Frame} frame @param {{ column: number, bytes: number, words: string }} peak */
-export function drawPeak(svg, { edge, width, x, y }, { column, bytes, words }) {
+/** @param {SVGSVGElement} svg @param {Frame} frame @param {{ column: number, bytes: number, words: string }} peak @param {number} limit  where the card ends */
+export function drawPeak(svg, { edge, width, x, y }, { column, bytes, words }, limit) {
   const at = x(column + 0.5);
   // Above its point, but whole and beside the scale: on a phone there is no room for half of it on each side.
   const half = words.length * 3.6;
   const middle = Math.min(Math.max(at, edge.left + half), width - half);
-  const place = { x: middle, y: Math.max(y(bytes) - 10, 14), 'text-anchor': 'middle' };
+  const usual = Math.max(y(bytes) - 10, 14);
+  // The card's line goes through no words.
+  const line = y(limit);
+  const crossed = usual - 12 < line && line < usual + 4;
+  const place = { x: middle, y: crossed ? Math.max(line - 6, 14) : usual, 'text-anchor': 'middle' };
   svg.append(
     s('circle', { class: 'peak', cx: at, cy: y(bytes), r: 4.5 }),
     s('text', { class: 'peak-name', ...place }, words),

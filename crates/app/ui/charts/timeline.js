@@ -225,7 +225,7 @@ export class Timeline {
     drawScale(svg, frame);
     drawPhases(svg, frame, events);
     drawLimit(svg, frame, this.#limit);
-    drawPeak(svg, frame, { column, bytes, words: `${what} ${gib(bytes)} GiB · ${shortPhase(this.#phaseAt(event))}` });
+    drawPeak(svg, frame, { column, bytes, words: `${what} ${gib(bytes)} GiB · ${shortPhase(this.#phaseAt(event))}` }, this.#limit.bytes);
     this.lit = s('path', { class: 'lit-stripe' });
     this.brush = s('rect', { class: 'brush', y: EDGE.top, height, visibility: 'hidden' });
     this.crosshair = s('line', { class: 'crosshair', y1: EDGE.top, y2: EDGE.top + height, visibility: 'hidden' });

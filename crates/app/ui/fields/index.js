@@ -23,7 +23,7 @@ const SHOWN = {
     ['pipeline_parallel_size', 'Pipeline parallel', { unit: 'stages', min: 1 }],
     ['gpu_memory_utilization', 'Share of the card'],
     ['kv_cache_dtype', 'Cache type'],
-    ['quantization', 'Quantised weights'],
+    ['quantization', 'Quantised weights', { help: 'awq, gptq, fp8 …; a mixture such as Q4_K_M for llama.cpp.' }],
     ['max_num_seqs', 'Sequences in a batch', { min: 1 }],
     ['max_num_batched_tokens', 'Tokens in a batch', { min: 1 }],
     ['enforce_eager', 'No CUDA graphs'],

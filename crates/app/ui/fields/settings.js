@@ -48,6 +48,15 @@ export const rows = /** @type {Setting[]} */ (settings)
   )
   .flatMap((row) => [explained(row), ...numbered(row)]);
 
+/**
+ * Options of a serving engine by the names of their flags, as jobs here hold them. Of several flags for one place the engine's first.
+ * @param {Plan} options @param {string} engine @returns {Plan}
+ */
+export function byFlags(options, engine) {
+  const flag = (/** @type {string} */ key) => rows.find((row) => row.place === key && isHonoured(row, engine));
+  return Object.fromEntries(Object.entries(options).map(([key, value]) => [flag(key)?.path ?? key, value]));
+}
+
 /** Who honours a setting that every one of a kind has. @param {string} path */
 const all = (path) => rows.find((row) => row.path === path)?.engines ?? [];
 const trainers = all('parallel.gpus');

@@ -360,9 +360,9 @@ fn registered<'a>(program: &Program, layout: &'a AdapterLayout) -> Vec<&'a Adapt
         };
         weight.and_then(|id| places.get(&id).copied()).unwrap_or(usize::MAX)
     };
-    let mut adapted: Vec<&AdaptedModule> = layout.adapted.iter().collect();
-    adapted.sort_by_key(place);
-    adapted
+    let mut adapted: Vec<(usize, &AdaptedModule)> = layout.adapted.iter().map(|one| (place(&one), one)).collect();
+    crate::order::sort_by_key(&mut adapted, |(place, _)| *place);
+    adapted.into_iter().map(|(_, one)| one).collect()
 }
 
 fn weight_of(program: &Program, module: Option<ModuleId>) -> Option<ParameterId> {

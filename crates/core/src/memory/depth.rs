@@ -111,7 +111,7 @@ fn stacks(program: &Program) -> BTreeMap<u32, (u32, Option<Pattern>)> {
         let works = stacks.get(&stack).filter(|works| works.len() == height as usize);
         (stack, (height, works.and_then(|works| Pattern::of(works))))
     };
-    heights.into_iter().map(known).collect()
+    crate::order::map(heights.into_iter().map(known))
 }
 
 /// A layer: its stack, by the place of the first of them, and its number.

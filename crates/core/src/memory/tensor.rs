@@ -131,7 +131,15 @@ impl Tensor {
         }
         let mut dims: SmallVec<[(u64, u64); MAX_DIMS]> =
             self.shape.sizes().iter().copied().zip(self.strides).filter(|d| d.0 != 1).collect();
-        dims.sort_by_key(|(_, stride)| *stride);
+        // A handful at most: the standard library's sort is kilobytes of code.
+        for last in 1..dims.len() {
+            for at in (1..=last).rev() {
+                if dims[at - 1].1 <= dims[at].1 {
+                    break;
+                }
+                dims.swap(at - 1, at);
+            }
+        }
         let mut expected = 1;
         dims.iter().all(|(size, stride)| {
             let fits = *stride == expected;

@@ -15,7 +15,7 @@ use super::torch::Torch;
 use crate::model::families;
 use crate::model::op::{ModuleId, Op, ParameterId};
 use crate::model::tensor_plans::{TensorRules, TensorStyle, style};
-use crate::model::{Inputs, Model, ModuleKind, Program, Shape, Step};
+use crate::model::{Inputs, Model, Module, ModuleKind, Program, Shape, Step};
 use crate::plan::parallel::{TensorForm, TensorParallel};
 use crate::plan::{Fault, PlanError, TrainPlan};
 
@@ -187,9 +187,9 @@ impl Wanted {
             }
         }
         let named = program.modules.iter().enumerate();
-        let modules = named
-            .filter_map(|(index, module)| Some((ModuleId(index as u32), *self.styles.get(&module.path)?)))
-            .collect();
+        let styled =
+            |(index, module): (usize, &Module)| Some((ModuleId(index as u32), *self.styles.get(&module.path)?));
+        let modules = crate::order::map(named.filter_map(styled));
         Split { ways, modules, wholes, ..Split::default() }
     }
 }

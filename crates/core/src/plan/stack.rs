@@ -201,7 +201,9 @@ impl TryFrom<BTreeMap<String, String>> for Stack {
 
 impl From<Stack> for BTreeMap<String, String> {
     fn from(stack: Stack) -> Self {
-        stack.0.into_iter().map(|(package, version)| (package.name().to_owned(), version.to_string())).collect()
+        crate::order::map(
+            stack.0.into_iter().map(|(package, version)| (package.name().to_owned(), version.to_string())),
+        )
     }
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct CatalogueModel {
 }
 
 /// Which models.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ModelQuery {
     /// Only those whose id, short names or family hold all of these words.

@@ -175,7 +175,7 @@ fn depth_first(work: &Work, links: &Links) -> Vec<usize> {
         .map(|at| links.size[at] + work.reads[at].iter().map(|buffer| work.sizes[*buffer]).sum::<u64>())
         .collect();
     let mut all: Vec<usize> = (0..count).collect();
-    all.sort_by_key(|at| (touched[*at], *at));
+    crate::order::sort_by_key(&mut all, |at| (touched[*at], *at));
     let (mut seen, mut done) = (vec![false; count], vec![false; count]);
     let mut order = Vec::with_capacity(count);
     for start in all {
@@ -183,7 +183,7 @@ fn depth_first(work: &Work, links: &Links) -> Vec<usize> {
         while let Some(&at) = open.last() {
             if !std::mem::replace(&mut seen[at], true) {
                 let mut before: Vec<usize> = links.before[at].iter().copied().filter(|before| !seen[*before]).collect();
-                before.sort_by_key(|at| Reverse((touched[*at], *at)));
+                crate::order::sort_by_key(&mut before, |at| Reverse((touched[*at], *at)));
                 open.extend(before);
                 continue;
             }

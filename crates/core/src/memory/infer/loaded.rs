@@ -58,10 +58,10 @@ impl Loaded {
                 adapters::quantise_linears(torch, program, plan.weights, scheme, &mut loaded)
             })
         });
-        let quantised = quantised.into_iter().map(|(id, weight)| (by_name(id), weight)).collect();
-        let stored = stored.into_iter().map(|(id, weight)| (by_name(id), weight)).collect();
+        let quantised = crate::order::map(quantised.into_iter().map(|(id, weight)| (by_name(id), weight)));
+        let stored = crate::order::map(stored.into_iter().map(|(id, weight)| (by_name(id), weight)));
         let names = program.parameters.iter().map(|parameter| parameter.name.clone());
-        let parameters = names.zip(loaded).collect();
+        let parameters = crate::order::map(names.zip(loaded));
         Self { quantised, stored, buffers, ..Self::bare(plan, parameters) }
     }
 
@@ -128,8 +128,8 @@ impl Loaded {
             .collect();
         let inputs = batch.bind(torch, program);
         let ids = || (0..).map(ParameterId).zip(&program.parameters);
-        let quantised = ids().filter_map(|(id, p)| Some((id, self.quantised.get(&p.name)?.clone()))).collect();
-        let stored = ids().filter_map(|(id, p)| Some((id, self.stored.get(&p.name)?.clone()))).collect();
+        let quantised = crate::order::map(ids().filter_map(|(id, p)| Some((id, self.quantised.get(&p.name)?.clone()))));
+        let stored = crate::order::map(ids().filter_map(|(id, p)| Some((id, self.stored.get(&p.name)?.clone()))));
         let wrapped = Rc::new(Wrapped { quantised, stored, ..Wrapped::default() });
         let cache = self.store.as_ref().map(Rc::clone);
         let runner = Runner::with(Arc::clone(program), parameters, inputs, self.settings, wrapped, cache);

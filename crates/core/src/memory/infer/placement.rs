@@ -220,7 +220,7 @@ impl Node {
 pub fn place(tree: &Tree, plan: &DeviceMap, free: u64, packs: bool) -> BTreeMap<String, Holder> {
     if plan.how == Mapping::Given {
         let read = |(name, text): (&String, &String)| Some((name.clone(), Holder::read(text)?));
-        return plan.modules.iter().filter_map(read).collect();
+        return crate::order::map(plan.modules.iter().filter_map(read));
     }
     let limits = plan.max_memory.as_ref().map(|given| {
         given.iter().filter_map(|(name, bytes)| Some((Holder::read(name)?, i128::from(*bytes)))).collect::<Vec<_>>()
@@ -233,7 +233,7 @@ pub fn place(tree: &Tree, plan: &DeviceMap, free: u64, packs: bool) -> BTreeMap<
         cards.chain([(Holder::Host, i128::MAX / 4)]).collect()
     });
     limits.retain(|(holder, _)| *holder != Holder::Disk);
-    limits.sort_by_key(|(holder, _)| *holder);
+    crate::order::sort_by_key(&mut limits, |(holder, _)| *holder);
     if plan.how != Mapping::Sequential {
         tree.balanced(&mut limits, plan.how == Mapping::BalancedLow0);
     }

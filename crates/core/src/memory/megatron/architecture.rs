@@ -236,7 +236,7 @@ impl Branch {
     pub fn registered(&self) -> Vec<&Op> {
         let mut list: Vec<&Op> = self.0.iter().collect();
         if list.iter().any(|op| matches!(op, Op::Attention(_))) {
-            list.sort_by_key(|op| match op {
+            crate::order::sort_by_key(&mut list, |op| match op {
                 Op::Column(_) => 1,
                 Op::HeadNorms(_) => 2,
                 _ => 0,

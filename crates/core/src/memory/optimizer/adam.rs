@@ -30,7 +30,7 @@ pub(super) fn step(
         Implementation::Foreach => {
             // One list per element type; the variable of one group is bound until the next is made.
             let mut dtypes: Vec<_> = parameters.iter().map(|p| p.tensor.dtype).collect();
-            dtypes.sort();
+            crate::order::sort(&mut dtypes);
             dtypes.dedup();
             let mut bound: Vec<Tensor> = Vec::new();
             for dtype in dtypes {

@@ -70,7 +70,7 @@ pub(super) fn wrap(
             trained.push((index, Trained { tensor: member.tensor, leaf, apart: member.apart }));
         }
     }
-    trained.sort_by_key(|(index, _)| *index);
+    crate::order::sort_by_key(&mut trained, |(index, _)| *index);
     let engine = Rc::new_cyclic(|this| FlatShards {
         trained: trained.into_iter().map(|(_, trained)| trained).collect(),
         handles,

@@ -146,7 +146,7 @@ pub(super) fn wrap(
     }
     // Shards live as long as the run; the list of what the forward pass reads keeps them.
     loaded.parameters.extend(shards);
-    sharded.sort_by_key(|(index, _)| *index);
+    crate::order::sort_by_key(&mut sharded, |(index, _)| *index);
     let engine = Rc::new_cyclic(|this| FullyShard {
         trained: sharded.into_iter().map(|(_, trained)| trained).collect(),
         units,

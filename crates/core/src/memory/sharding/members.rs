@@ -6,9 +6,9 @@ use std::rc::Rc;
 
 use crate::memory::adapters::Loaded;
 use crate::memory::autograd::Leaf;
-use crate::memory::log::{Category, StorageId};
+use crate::memory::log::Category;
 use crate::memory::lower::LoraWeights;
-use crate::memory::optimizer::{Apart, Trained};
+use crate::memory::optimizer::Apart;
 use crate::memory::tensor::Tensor;
 use crate::model::Program;
 use crate::model::op::{ModuleId, ParameterId};
@@ -125,8 +125,7 @@ pub(super) fn of(program: &Program, loaded: &Loaded) -> Vec<Member> {
     for module in wrapped.lora.keys() {
         adapted.entry(program.modules[module.0 as usize].path.as_str()).or_default().push(*module);
     }
-    let trained: BTreeMap<StorageId, &Trained> =
-        loaded.trained.iter().map(|trained| (trained.tensor.storage.id(), trained)).collect();
+    let trained = crate::order::map(loaded.trained.iter().map(|trained| (trained.tensor.storage.id(), trained)));
     let mut members = Vec::new();
     let mut copied = BTreeSet::new();
     let owner = |id: ParameterId| {

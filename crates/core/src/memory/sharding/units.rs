@@ -51,7 +51,7 @@ impl Units {
             });
             layers.push((ModuleId(index as u32), layer));
         }
-        let by_path: BTreeMap<&str, usize> = paths.iter().enumerate().map(|(layer, path)| (*path, layer)).collect();
+        let by_path = crate::order::map(paths.iter().enumerate().map(|(layer, path)| (*path, layer)));
         let ends = if wrap == Wrap::Ends { ends(program, &paths) } else { Vec::new() };
         let count = paths.len() + ends.iter().map(|(_, end)| end.unit + 1).max().unwrap_or(0);
         let end_of = |prefix: &str| ends.iter().find(|(module, _)| path(program, *module) == prefix);
@@ -78,9 +78,9 @@ impl Units {
             places.push(units.parameters.len());
             units.parameters.push(own);
         }
-        units.of_module = layers.into_iter().map(|(module, layer)| (module, places[layer])).collect();
+        units.of_module = crate::order::map(layers.into_iter().map(|(module, layer)| (module, places[layer])));
         let placed = |end: End| End { unit: places[paths.len() + end.unit], ..end };
-        units.ends = ends.iter().map(|(module, end)| (*module, placed(*end))).collect();
+        units.ends = crate::order::map(ends.iter().map(|(module, end)| (*module, placed(*end))));
         units
     }
 

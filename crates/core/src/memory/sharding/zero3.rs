@@ -172,7 +172,7 @@ pub(super) fn wrap(
     let engine = Rc::new_cyclic(|this| Stage3 {
         coordinator,
         of_module,
-        adapters: adapters.into_iter().map(|(id, index)| (id, Rc::from([index]))).collect(),
+        adapters: crate::order::map(adapters.into_iter().map(|(id, index)| (id, Rc::from([index])))),
         boundary: Cell::new(true),
         offload: optimizer_on_host.is_some(),
         unswapped: optimizer_on_host.is_some_and(Offload::is_to_disk).then(RefCell::default),
@@ -217,8 +217,7 @@ fn group(sizes: &[u64], limit: u64) -> Vec<Vec<u64>> {
 
 /// The parameters every module owns itself, in order of creation.
 fn owners(program: &Program, members: &[Member]) -> BTreeMap<ModuleId, Rc<[usize]>> {
-    let place: BTreeMap<u32, usize> =
-        members.iter().enumerate().filter_map(|(at, member)| Some((member.id()?.0, at))).collect();
+    let place = crate::order::map(members.iter().enumerate().filter_map(|(at, member)| Some((member.id()?.0, at))));
     let mut owners = BTreeMap::new();
     for (index, module) in program.modules.iter().enumerate() {
         let direct =

@@ -208,7 +208,7 @@ fn of_fullest_card(all: &[Sizes], cards: usize) -> impl Iterator<Item = Sizes> {
 fn grouped(samples: &[Row], step: usize, draw: &mut Twister) -> Vec<usize> {
     let many = (samples.len() / (step * 4)).clamp(1, 50) * step;
     let mut groups: Vec<Vec<usize>> = draw.permutation(samples.len()).chunks(many).map(<[usize]>::to_vec).collect();
-    groups.iter_mut().for_each(|group| group.sort_by_key(|id| std::cmp::Reverse(samples[*id].tokens)));
+    groups.iter_mut().for_each(|group| crate::order::sort_by_key(group, |id| std::cmp::Reverse(samples[*id].tokens)));
     let longest = (0..groups.len()).rev().max_by_key(|at| samples[groups[*at][0]].tokens);
     if let Some(at) = longest.filter(|at| *at > 0) {
         let (first, rest) = groups.split_at_mut(at);

@@ -156,12 +156,8 @@ pub fn lengths(model: &Model, served: &ServedModel) -> Result<BTreeMap<String, u
     let first = model.files().first().and_then(Header::architecture).unwrap_or_default();
     let config = Config::new(model.config()).map_err(|error| error.to_string())?;
     let text = config.get("text_config").filter(|text| text["model_type"].is_string()).unwrap_or(model.config());
-    let stored: BTreeMap<&str, u64> = model
-        .files()
-        .iter()
-        .flat_map(|part| &part.tensors)
-        .map(|tensor| (tensor.name.as_str(), tensor.bytes))
-        .collect();
+    let tensors = model.files().iter().flat_map(|part| &part.tensors);
+    let stored = crate::order::map(tensors.map(|tensor| (tensor.name.as_str(), tensor.bytes)));
     let mut found = BTreeMap::new();
     for tensor in &served.tensors {
         let mut names = Vec::new();

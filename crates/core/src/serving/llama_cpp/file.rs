@@ -54,7 +54,7 @@ impl ModelFile {
     }
 
     pub(super) fn new(architecture: String, metadata: BTreeMap<String, Value>, tensors: Vec<Entry>) -> Self {
-        let names = tensors.iter().enumerate().map(|(at, entry)| (entry.name.clone(), at)).collect();
+        let names = crate::order::map(tensors.iter().enumerate().map(|(at, entry)| (entry.name.clone(), at)));
         Self { architecture, metadata, tensors, names }
     }
 

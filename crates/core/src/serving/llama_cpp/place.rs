@@ -89,7 +89,7 @@ impl Placement {
         // Encoders have no head.
         let encodes = super::architectures::of(&file.architecture).0.encoder;
         let tied = !encodes && file.find("output.weight").is_none();
-        let places: BTreeMap<usize, Place> = self.layers.iter().map(|place| (index(*place), *place)).collect();
+        let places = crate::order::map(self.layers.iter().map(|place| (index(*place), *place)));
         for (entry, place) in file.tensors.iter().zip(&self.tensors) {
             let Some(place) = place else { continue };
             if EVERYWHERE.contains(&entry.name.as_str()) {

@@ -94,12 +94,12 @@ pub(super) fn program(lines: &[Line], given: &Map<String, Value>) -> Program {
     }
     let links = runner.calls.iter().zip(&runner.unsure).map(|(call, unsure)| Link {
         unsure: *unsure,
-        inside: call.iter().map(|(key, value)| (key.clone(), inside(value))).collect(),
+        inside: crate::order::map(call.iter().map(|(key, value)| (key.clone(), inside(value)))),
     });
     let links = links.collect();
     let calls = runner.calls.into_iter().map(|call| call.into_iter().map(|(key, value)| (key, bare(value))).collect());
     runner.notes.dedup();
-    let defaults = runner.defaults.into_iter().collect();
+    let defaults = crate::order::map(runner.defaults);
     Program { calls: calls.collect(), links, functions, defaults, notes: runner.notes, over: runner.over }
 }
 
