@@ -314,7 +314,7 @@ mod tests {
     fn steps(drawn: &mut Drawn) -> Log {
         let mut log = Log::default();
         let sizes = [512, 5_000, 600_000, 3 << 20, 30 << 20];
-        let mut any = |log: &mut Log, drawn: &mut Drawn| storage(log, sizes[drawn.below(5) as usize] + drawn.below(9));
+        let any = |log: &mut Log, drawn: &mut Drawn| storage(log, sizes[drawn.below(5) as usize] + drawn.below(9));
         log.phase(Phase::from(Work::Load));
         for _ in 0..drawn.below(9) {
             let id = any(&mut log, drawn);
