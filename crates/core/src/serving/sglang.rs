@@ -71,7 +71,8 @@ const STATES: u64 = 900;
 const ACTIVATIONS: u64 = 3 << 19;
 /// What a captured sequence is given (`_handle_gpu_memory_settings`): 2 MiB.
 const GRAPH: u64 = 2 << 20;
-/// What a captured sequence of every replica of attention is given: 3 MiB.
+/// What a captured sequence of every replica of attention is given, half as much again where graphs hold over 300
+/// (`_handle_gpu_memory_settings`, `enable_dp_attention`): 3 MiB.
 const REPLICA: u64 = 3 << 20;
 
 impl SglangPlan {
