@@ -198,7 +198,7 @@ pub(super) fn weights(model: &ServedModel, rank: Rank, rules: &Rules, lora: Opti
     if rules.by_transformers && BY_TRANSFORMERS.contains(&model.architecture.as_str()) {
         model.tensors.iter().for_each(|tensor| drop(take(tensor.bytes())));
     }
-    let pieces = pieces(model, rank);
+    let pieces = pieces(model, rank, rules);
     let turns = pieces.iter().position(|piece| OUTPUTS.iter().any(|name| piece.name.contains(name)));
     for (at, piece) in pieces.into_iter().enumerate() {
         held.extend(piece.parts.into_iter().map(take));
@@ -262,7 +262,7 @@ fn rotary(model: &ServedModel, rows: u64, take: &impl Fn(u64) -> Rc<Storage>) ->
 }
 
 /// The card's parameters in the order in which they are made.
-fn pieces(model: &ServedModel, rank: Rank) -> Vec<Piece> {
+fn pieces(model: &ServedModel, rank: Rank, rules: &Rules) -> Vec<Piece> {
     let mut pieces: Vec<Piece> = Vec::new();
     let folds = model.layers.iter().any(folded::folds);
     for tensor in model.tensors.iter().filter(|tensor| on_stage(model, tensor, rank)) {
@@ -303,8 +303,29 @@ fn pieces(model: &ServedModel, rank: Rank) -> Vec<Piece> {
             let copy = tensor.shape.iter().product::<u64>().saturating_mul(2) / rank.tensor;
             pieces.push(Piece { name: "kv_b_proj in 16 bits".into(), parts: vec![copy] });
         }
+        if module == "kv_b_proj" && rules.absorbs {
+            let parts = absorbed(model, tensor).into_iter().flatten().map(|bytes| bytes / rank.tensor).collect();
+            pieces.push(Piece { name: "absorbed".into(), parts });
+        }
     }
     pieces
+}
+
+/// Products that stay for tokens that are generated, the raw matrices for prompts (`W_Q_UK`, `W_QR` and `W_UV_O` of mla/utils.py,
+/// v0.7.1): queries times keys and values times outputs, stored as those are, and the turned part of the queries in 16 bits. Of
+/// matrices in four bits none are made: vLLM then has no latents.
+fn absorbed(model: &ServedModel, latent: &ServedTensor) -> Option<[u64; 3]> {
+    let own = model.tensors.iter().filter(|tensor| tensor.layer.is_some() && tensor.layer == latent.layer);
+    let of = |names: &[&str]| {
+        let found = own.clone().find(|tensor| names.contains(&tensor.module()))?;
+        Some([*found.shape.first()?, *found.shape.get(1)?])
+    };
+    let ([queries, inner], [stream, values]) = (of(&["q_b_proj", "q_proj"])?, of(&["o_proj"])?);
+    let [both, width] = [*latent.shape.first()?, *latent.shape.get(1)?];
+    let size = (latent.bytes() / both.saturating_mul(width).max(1)).min(2);
+    let turned = queries.saturating_add(values).saturating_sub(both);
+    let product = |outer: u64| outer.saturating_mul(model.heads).saturating_mul(width).saturating_mul(size);
+    (size > 0).then(|| [product(inner), inner.saturating_mul(turned).saturating_mul(2), product(stream)])
 }
 
 /// The keys' matrix that stands for those which a layer of these queries has in vLLM and not in its checkpoint, and how many they

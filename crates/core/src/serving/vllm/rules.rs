@@ -49,6 +49,8 @@ pub struct Rules {
     pub latent_step: u64,
     /// Elements of a token's latent fill whole multiples of this.
     pub latent_entry: u64,
+    /// Whether products of neighbouring projections stay beside those around a latent.
+    pub absorbs: bool,
     /// Whether pages of several sizes lie side by side in a block, or every group has room for one of each (DeepSeek-V4).
     pub packed_pages: bool,
     /// Whether blocks of such groups count alike where a sequence's are counted, or as the bytes of their own.
@@ -176,6 +178,7 @@ pub(super) const OLDEST: Rules = Rules {
     checkpoints: false,
     latent_step: 16,
     latent_entry: 1,
+    absorbs: false,
     packed_pages: false,
     counts_blocks: false,
     tokens_by_concurrency: false,
@@ -218,11 +221,17 @@ const V0_6_6: Rules = Rules {
     source: "vllm/config.py of v0.6.6: chunks of 2048 tokens, 512 in v0.6.0",
     ..V0_6_5
 };
+const V0_7_1: Rules = Rules {
+    since: [0, 7, 1],
+    absorbs: true,
+    source: "vllm/attention/backends/mla/utils.py of v0.7.1 to v0.7.3: `VLLM_MLA_PERFORM_MATRIX_ABSORPTION`; gone in v0.8.0",
+    ..V0_6_6
+};
 const V0_7_2: Rules = Rules {
     since: [0, 7, 2],
     latent_entry: 128,
     source: "vllm/worker/cache_engine.py of v0.7.2 and v0.7.3: `align_to_256bytes` of the model's type; gone in v0.8.0",
-    ..V0_6_6
+    ..V0_7_1
 };
 const V0_8_0: Rules = Rules {
     since: [0, 8, 0],
@@ -434,7 +443,7 @@ const V0_32_0: Rules = Rules {
 pub const RULES: &[Rules] = &[
     V0_32_0, V0_31_0, V0_29_0, V0_28_0, V0_27_0, V0_26_0, V0_25_0, V0_24_0, V0_23_0, V0_22_0, V0_21_0, V0_20_1,
     V0_20_0, V0_18_0, V0_17_0, V0_16_0, V0_15_0, V0_14_0, V0_13_0, V0_12_0, V0_11_1, V0_11_0, V0_10_1, V0_9_1, V0_9_0,
-    V0_8_4, V0_8_0, V0_7_2, V0_6_6, V0_6_5, OLDEST,
+    V0_8_4, V0_8_0, V0_7_2, V0_7_1, V0_6_6, V0_6_5, OLDEST,
 ];
 
 /// What kernels loaded lazily take by the time of the profile run, per multiprocessor of the card: 0.13 GiB on an H100 (132 of
