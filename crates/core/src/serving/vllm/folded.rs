@@ -21,8 +21,9 @@ const KEY: u64 = 584;
 const ALIGNMENT: u64 = 576;
 
 /// Folded keys that an indexer's buffer holds for every token of the longest sequence (`get_max_prefill_buffer_size` of
-/// v1/attention/backends/mla/indexer.py), and bytes of the choice beside it (`RADIX_TOPK_WORKSPACE_SIZE`).
+/// v1/attention/backends/mla/indexer.py).
 const GATHERED: u64 = 40;
+/// Bytes of the choice beside it (`RADIX_TOPK_WORKSPACE_SIZE`).
 const CHOICE: u64 = 1 << 20;
 
 /// Logits of an indexer for which the profile run makes room (`VLLM_SPARSE_INDEXER_MAX_LOGITS_MB`).
