@@ -53,7 +53,7 @@ pub struct Planned {
     /// Whether it fits.
     pub fits: bool,
     /// How often the allocator has to give cached memory back for that, each of which costs time.
-    #[serde(skip_serializing_if = "is_none")]
+    #[serde(default, skip_serializing_if = "is_none")]
     pub retries: u32,
     /// What a step costs on each card.
     pub cost: Option<StepCost>,

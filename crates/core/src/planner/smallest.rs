@@ -37,7 +37,7 @@ pub struct Suggestion {
     /// Whether it then fits.
     pub fits: bool,
     /// How often cached memory has to be given back for that.
-    #[serde(skip_serializing_if = "is_none")]
+    #[serde(default, skip_serializing_if = "is_none")]
     pub retries: u32,
     /// The peaks it then has.
     pub totals: Totals,
