@@ -185,6 +185,13 @@ pub struct Like {
     pub others: Vec<(StorageId, StorageId)>,
 }
 
+impl Like {
+    /// Whether it frees all that it makes, and nothing else.
+    pub(super) fn is_step(&self) -> bool {
+        self.others.is_empty()
+    }
+}
+
 /// Weights that a device map puts on the host, once for all cards.
 pub const OFFLOADED: &str = "weights that the cards have no room for";
 

@@ -85,6 +85,8 @@ struct Allocator {
     requested: u64,
     capacity: Option<u64>,
     retries: u32,
+    /// How often segments came or went.
+    asked: u64,
     space: AddressSpace,
     /// How each pool stands, beside a range of events that it may have gone through before.
     standing: Vec<Standing>,
@@ -101,6 +103,10 @@ struct Place {
 
 /// Replays a log; `capacity` is what the card has left for the allocator.
 pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Replay {
+    run(log, options, capacity).result
+}
+
+fn run(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Run {
     let mut allocator = Allocator {
         options,
         pools: Vec::new(),
@@ -112,6 +118,7 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
         requested: 0,
         capacity: None,
         retries: 0,
+        asked: 0,
         space: AddressSpace::new(options.addresses),
         standing: Vec::new(),
         whereabouts: Whereabouts::default(),
@@ -124,7 +131,7 @@ pub fn replay(log: &Log, options: AllocatorOptions, capacity: Option<u64>) -> Re
         let pool = first_pool + u32::from(allocator.rounded(storage.bytes) > SMALL_SIZE);
         allocator.places.push(Place { bytes: storage.bytes, pool, block: NONE });
     }
-    if log.likes.iter().any(|like| like.events <= run::LONG || !like.others.is_empty()) {
+    if log.likes.iter().any(|like| !like.is_step()) {
         allocator.whereabouts = Whereabouts::new(log.storages.len());
     }
     Run::all(&mut allocator, log, capacity)
@@ -158,6 +165,7 @@ impl Allocator {
     /// A block of new memory, and the size it is billed with.
     #[cold]
     fn ask_driver(&mut self, pool: usize, size: u64, fits: &mut bool, at: usize) -> (BlockId, u64) {
+        self.asked += 1;
         self.standing[pool].changed = at + 1;
         if self.over(self.pools[pool].growth(size)) {
             self.retries += 1;
@@ -186,6 +194,7 @@ impl Allocator {
     }
 
     fn empty_cache(&mut self, at: usize) {
+        self.asked += 1;
         (0..self.pools.len()).for_each(|pool| self.change(pool, at));
         self.pools.iter_mut().for_each(|pool| pool.release_unused(&mut self.space));
         self.count_reserved();

@@ -9,28 +9,28 @@ use super::stretch::Stretches;
 use super::{Allocator, PhaseMemory, Replay};
 use crate::memory::log::{Event, Like, Log, StorageId};
 
-/// Where storages of longer ranges lie is not noted: such a step goes over time, its pools hardly ever stand alike again behind
-/// its beginning, and noting takes a third of its time.
-pub(super) const LONG: usize = if cfg!(test) { 300 } else { 1_000_000 };
-
 /// What has been seen so far.
 #[derive(Default)]
 pub(super) struct Run {
-    result: Replay,
+    pub(super) result: Replay,
     phase: Option<PhaseMemory>,
     /// The most that was allocated in this phase; between phases nothing is more.
     peak: u64,
     highest: u64,
+    /// The last step and its phases, where no segment came or went in it.
+    still: Option<(Range<usize>, Range<usize>)>,
+    /// How many steps were not played.
+    pub(super) left_out: usize,
 }
 
 impl Run {
     /// All events of a log, on a card that has room for `capacity` bytes.
-    pub(super) fn all(allocator: &mut Allocator, log: &Log, capacity: Option<u64>) -> Replay {
+    pub(super) fn all(allocator: &mut Allocator, log: &Log, capacity: Option<u64>) -> Self {
         let mut run = Self { peak: u64::MAX, ..Self::default() };
         run.events(allocator, log, capacity);
         run.close(allocator);
         run.result.retries = allocator.retries;
-        run.result
+        run
     }
 
     fn events(&mut self, allocator: &mut Allocator, log: &Log, capacity: Option<u64>) {
@@ -46,13 +46,14 @@ impl Run {
         self.play(allocator, log, 0..begins);
         allocator.capacity = capacity;
         let likes = || log.likes.iter().filter(|like| like.of >= begins && like.start < counted);
-        // Ranges that are compared and those that they are compared with, the longest first of two that begin together; how often
-        // each is still needed, and whether it frees all that it makes.
+        // Ranges that are compared and those that they are compared with, the longest first of two that begin together, and how
+        // often where storages lie in one is still needed.
         let mut ranges: BTreeMap<(usize, Reverse<usize>), Option<&Like>> = BTreeMap::new();
-        let mut needed: BTreeMap<(usize, usize), (usize, bool)> = BTreeMap::new();
+        let mut needed: BTreeMap<(usize, usize), usize> = BTreeMap::new();
         for like in likes() {
-            let (left, whole) = needed.entry((like.of, like.events)).or_default();
-            (*left, *whole) = (*left + 1, like.others.is_empty());
+            if !like.is_step() {
+                *needed.entry((like.of, like.events)).or_default() += 1;
+            }
             ranges.entry((like.of, Reverse(like.events))).or_default();
             ranges.insert((like.start, Reverse(like.events)), Some(like));
         }
@@ -67,19 +68,14 @@ impl Run {
             at = (start + events).min(counted);
             let mut noted = needed.get(&(start, events)).map(|_| Known::at(start, events));
             let before = like.and_then(|like| Some((like, known.get(&(like.of, events))?)));
-            let (first, open) = (self.result.phases.len(), self.phase.is_some());
-            match (&mut noted, before) {
-                (None, None) => self.play(allocator, log, start..at),
-                (Some(_), None) if needed[&(start, events)].1 && events > LONG => self.play(allocator, log, start..at),
-                (Some(noted), None) if needed[&(start, events)].1 => self.play_first(allocator, log, start..at, noted),
-                (noted, before) => self.play_known(allocator, log, start..at, before, noted),
+            if noted.is_none() && before.is_none() {
+                self.step(allocator, log, start..at, like.filter(|like| like.is_step()));
+                continue;
             }
-            if let Some(mut noted) = noted {
-                noted.phases = (!open && self.phase.is_none()).then_some(first..self.result.phases.len());
-                known.insert((start, events), noted);
-            }
+            self.play_known(allocator, log, start..at, before, &mut noted);
+            known.extend(noted.map(|noted| ((start, events), noted)));
             if let Some(like) = like
-                && let Some((left, _)) = needed.get_mut(&(like.of, events))
+                && let Some(left) = needed.get_mut(&(like.of, events))
             {
                 *left -= 1;
                 if *left == 0 {
@@ -108,20 +104,21 @@ impl Run {
         }
     }
 
-    /// Plays a range that frees all that it makes and notes it: nothing was like it before.
-    fn play_first(&mut self, allocator: &mut Allocator, log: &Log, range: Range<usize>, noted: &mut Known) {
-        allocator.land_all(|_| true);
-        for (index, event) in range.clone().zip(&log.events[range]) {
-            look_now_and_then(index);
-            match *event {
-                Event::Allocate(id) => {
-                    let fits = allocator.allocate(id, index);
-                    noted.spots.push(allocator.spot(id));
-                    self.allocated(allocator, (fits, id), index);
-                }
-                Event::Free(id) => allocator.free(id),
-                _ => self.mark(allocator, *event, index),
+    /// A step leaves in use what was. So where no segment came or went in the one right before it, which it is like, it finds all as
+    /// that did: the same phases follow, and memory is as it was.
+    fn step(&mut self, allocator: &mut Allocator, log: &Log, range: Range<usize>, like: Option<&Like>) {
+        let of = like.map(|like| like.of..like.start);
+        let still = self.still.take().filter(|(events, _)| Some(events) == of.as_ref() && self.phase.is_none());
+        let (first, asked, between) = (self.result.phases.len(), allocator.asked, self.phase.is_none());
+        match still {
+            Some((_, phases)) => {
+                self.result.phases.extend_from_within(phases);
+                self.left_out += 1;
             }
+            None => self.play(allocator, log, range.clone()),
+        }
+        if asked == allocator.asked && between && self.phase.is_none() {
+            self.still = Some((range, first..self.result.phases.len()));
         }
     }
 
@@ -145,19 +142,8 @@ impl Run {
                 allocator.compare(known, &same, at / EVERY);
                 look_now_and_then(at / EVERY);
                 compared = (at / EVERY + 1) * EVERY;
-                if at == 0
-                    && let Some((like, known)) = before
-                    && let Some(phases) =
-                        known.phases.clone().filter(|_| like.others.is_empty() && self.phase.is_none())
-                    && allocator.all_settled()
-                {
-                    // Nothing differs: the same phases follow, and memory is left as it was.
-                    self.result.phases.extend_from_within(phases);
-                    return noted.iter_mut().for_each(|noted| noted.clone_from(known));
-                }
-                let is_blank = known.is_some_and(Known::is_blank);
-                if allocator.is_lost() || is_blank {
-                    *noted = noted.take().filter(|_| is_blank);
+                if allocator.is_lost() {
+                    *noted = None;
                     return self.play(allocator, log, range.start + at..range.end);
                 }
             }
