@@ -166,3 +166,28 @@ fn contrastive_models_train() {
         assert!(peak(64) > peak(8), "{id}");
     }
 }
+
+/// Where nothing is installed but transformers, its own loops run; few people train so.
+#[test]
+fn kernels_that_would_take_a_loops_place_are_named() {
+    let notes = |name: &str| {
+        let mut entry = catalogue::find(name).unwrap();
+        entry.config["num_hidden_layers"] = 4.into();
+        entry.config.as_object_mut().unwrap().remove("layer_types");
+        let model = Model::new(entry.config, entry.auto_class.as_deref()).unwrap();
+        let batch = Batch { batch_size: 1, seq_len: 8, ..Batch::default() };
+        let trained = simulation::train(&model, &TrainPlan { batch, ..TrainPlan::default() }).unwrap().notes;
+        let generated = simulation::infer(&model, &InferPlan { new_tokens: 2, ..InferPlan::default() }).unwrap().notes;
+        [trained, generated].map(|notes| notes.join("\n"))
+    };
+    for (name, packages) in [
+        ("state-spaces/mamba-130m-hf", Some("kernels of mamba-ssm and causal-conv1d")),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", Some("kernels of flash-linear-attention and causal-conv1d")),
+        ("openai-community/gpt2", None),
+    ] {
+        for said in notes(name) {
+            assert_eq!(said.contains("kernels of"), packages.is_some(), "{name}: {said}");
+            assert!(packages.is_none_or(|packages| said.contains(packages)), "{name}: {said}");
+        }
+    }
+}

@@ -249,9 +249,19 @@ fn train_at(
         process.extend(part);
         notes.extend(said);
     }
+    notes.extend(without_kernels(&program));
     notes.extend(crate::plan::parallel::tensor::note(plan));
     notes.extend(spread.and_then(|spread| spread.note(plan)));
     Ok(Simulation { program, log, replay, process, adapter: layout, notes, ranks: Vec::new() })
+}
+
+/// What runs in the place of kernels of others (`lazy_load_kernel`, `is_fast_path_available` of transformers' models).
+fn without_kernels(program: &Program) -> Option<String> {
+    let packages = program.kernels?;
+    Some(format!(
+        "not simulated: kernels of {packages}; transformers' own code runs over the positions, as where those are not installed, and \
+         takes far more memory and time"
+    ))
 }
 
 /// Losses that take the head along need one whose result goes into the loss as it is.
@@ -278,7 +288,8 @@ fn check_loss(plan: &TrainPlan, program: &Program) -> Result<(), PlanError> {
 /// Simulates `generate`; the program is that of the prompt.
 pub fn infer(model: &Model, plan: &InferPlan) -> Result<Simulation, PlanError> {
     crate::work::begin();
-    let (program, log, notes) = infer::simulate(model, plan)?;
+    let (program, log, mut notes) = infer::simulate(model, plan)?;
+    notes.extend(without_kernels(&program));
     let on_card = |log: Log| {
         // A card that nothing is on has no context.
         let used = log.events.iter().any(|event| matches!(event, Event::Allocate(_)));

@@ -79,6 +79,7 @@ pub struct Graph {
     stack: Vec<ModuleId>,
     caches_in_training: bool,
     drops_cache: bool,
+    kernels: Option<&'static str>,
     positions: Option<u64>,
     target_positions: Option<u64>,
     crowded: Option<[u64; 2]>,
@@ -108,6 +109,7 @@ impl Graph {
             stack: vec![ModuleId(0)],
             caches_in_training: false,
             drops_cache: false,
+            kernels: None,
             positions: None,
             target_positions: None,
             crowded: None,
@@ -133,6 +135,7 @@ impl Graph {
                 breaks: self.breaks,
                 caches_in_training: self.caches_in_training,
                 drops_cache: self.drops_cache,
+                kernels: self.kernels,
                 positions: self.positions,
                 target_positions: self.target_positions,
                 crowded: self.crowded,
@@ -397,6 +400,11 @@ impl Graph {
     }
 
     /// Says that the model fills its cache in training too, unless layers are checkpointed (`use_cache` is not
+    /// Says whose kernels would take the place of what is recorded.
+    pub fn without_kernels(&mut self, packages: &'static str) {
+        self.kernels = Some(packages);
+    }
+
     /// switched off when labels are given): the keys and values belong to what the model returns.
     pub fn caches_in_training(&mut self) {
         self.caches_in_training = true;

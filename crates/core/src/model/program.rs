@@ -38,6 +38,8 @@ pub struct Program {
     pub crowded: Option<[u64; 2]>,
     /// Where Dynamo ends a graph.
     pub breaks: Breaks,
+    /// Packages whose kernels take the place of its own code over positions where they are installed. What is recorded is that code.
+    pub kernels: Option<&'static str>,
 }
 
 /// What in a model's code Dynamo cannot trace, so that a compiled model is several graphs.

@@ -72,6 +72,7 @@ impl GatedDelta {
 
     /// Runs inside the current module on `[batch, seq, hidden]`.
     pub(super) fn run(&self, g: &mut Graph, input: &Value) -> Value {
+        g.without_kernels("flash-linear-attention and causal-conv1d");
         let (batch, seq) = (input.size(0), input.size(1));
         let Projected { mut mixed, mut gate, update, decay, _joined, parts } =
             if self.joined { self.project_joined(g, input) } else { self.project(g, input) };

@@ -46,6 +46,7 @@ impl Mamba2Mixer {
 
     /// Runs inside the current module on `[batch, seq, hidden]`.
     pub(super) fn run(&self, g: &mut Graph, input: &Value) -> Value {
+        g.without_kernels("mamba-ssm and causal-conv1d");
         let (batch, seq) = (input.size(0), input.size(1));
         let (channels, grouped) = (self.channels(), self.groups.saturating_mul(self.state));
         let convolved = channels + 2 * grouped;

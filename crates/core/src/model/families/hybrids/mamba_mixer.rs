@@ -42,6 +42,7 @@ pub(super) fn time_step_rank(c: &Config<'_>, key: &str, hidden: u64) -> Result<u
 impl MambaMixer {
     /// Runs inside the current module on `[batch, seq, hidden]`.
     pub(super) fn run(&self, g: &mut Graph, input: &Value, mask: Option<&Value>) -> Value {
+        g.without_kernels("mamba-ssm and causal-conv1d");
         let hidden = state::masked(g, input, mask);
         let mut projected = g.linear("in_proj", &hidden, 2 * self.channels, self.bias);
         projected = g.transpose(&projected, 1, 2);
