@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""draw.py SEED CATALOGUE LEDGER.jsonl JOBS.jsonl: draws runs whose memory does not depend on data, before anything is predicted or measured.
+"""draw.py SEED CATALOGUE LEDGER.jsonl JOBS.jsonl [wide]: draws runs whose memory does not depend on data, before anything is predicted or measured.
 
 Twenty training steps and ten of `generate` for measure.py, twenty post-training steps and ten whole jobs for ../jobs/jobs.py, of catalogue models cut to a few layers.
+`wide` draws what those leave out: hybrids, pictures, speech, encoder-decoders, flex attention, quantised bases, further trainers and options.
 """
 import copy, json, random, sys
 
@@ -118,8 +119,82 @@ def whole(n):
     return {"id": f"dj{n:02d}", **row, "job": job, "gpu": "replay: " + r.choice(CARDS[:8])}
 
 
-seed, catalogue, ledger, jobs = sys.argv[1:]
+WIDE = """gemma3n gemma4 deepseek_v32 kimi_k2 minimax_m2 granitemoehybrid jamba nemotron_h zamba2 recurrent_gemma qwen3_5 qwen3_next llama4 mllama lfm2 ernie4_5_moe
+ glm4_moe_lite glm_moe_dsa bitnet gemma3 mistral3 llava paligemma""".split()
+
+
+def wide_training(n):
+    """Further families, and pictures, speech and encoder-decoders, with the same settings."""
+    row = training(n); run = row["run"]
+    for key in ("lora", "peft", "liger", "loss", "padded", "mask", "attn", "quant", "target_seq", "selective"): run.pop(key, None)
+    group = ["causal"] * 9 + ["qwen_vl"] * 3 + ["speech", "image", "seq2seq", "mlm"]
+    group = group[n % len(group)]
+    kind = r.choice([k for k in {"causal": WIDE, "qwen_vl": ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"], "speech": ["whisper"], "image": ["vit"], "seq2seq": OTHERS["seq2seq"], "mlm": OTHERS["mlm"] + ["deberta-v2"]}[group] if k in types])
+    row.update(id=f"dw{n:02d}", kind=group, **shallow(r.choice(types[kind]), r.choice([2, 4])))
+    run.update(attn=r.choice(["sdpa", "eager"] + ["flex_attention"] * (group == "causal")), batch=r.choice([1, 2, 4]))
+    if group == "qwen_vl": run.update(grid=r.choice([[16, 24], [32, 32]]), seq=r.choice([400, 640]))
+    if group == "speech": run["seq"] = r.choice([64, 200])
+    if group == "causal": run.update(r.choice([{}, {"mask": True}, {"padded": True}]), **keep(lora=maybe(.4, {"r": 16, "alpha": 16, "dropout": .05, "targets": "all-linear", "fp32_adapter": True})))
+    return row
+
+
+def wide_generate(n):
+    row = generate(n % 10); run = row["run"]
+    for key in ("assistant", "prompt_lookup", "accepted", "cache", "cache_config", "beams", "sample"): run.pop(key, None)
+    group = ["causal", "seq2seq", "causal", "speech", "qwen_vl"][n % 5]
+    kind = r.choice([k for k in {"causal": WIDE + PLAIN, "qwen_vl": ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"], "speech": ["whisper"], "seq2seq": OTHERS["seq2seq"]}[group] if k in types])
+    row.update(id=f"dv{n:02d}", kind=group, **shallow(r.choice(types[kind]), r.choice([2, 4])))
+    run.update(r.choice([{}, {"cache": "static"}, {"beams": 3}, {"quant": r.choice(["nf4", "nf4-dq"])}, {"sample": True}, {"mask": True}]))
+    if group == "qwen_vl": run.update(grid=[16, 24], seq=r.choice([200, 400]), batch=r.choice([1, 2]))
+    if group == "speech": run["seq"] = 4
+    return row
+
+
+def wide_post(n):
+    how = ["sft", "sft", "dpo", "dpo", "dpo", "kto", "reward", "grpo", "grpo", "grpo", "rloo", "orpo", "online_dpo", "distillation", "gkd", "cpo"][n]
+    kind, row = small()
+    plain = {"gradient_checkpointing": r.random() < .5, "bf16": r.random() < .6, "fp16": False, "optim": r.choice(["adamw_torch_fused", "adamw_torch", "adamw_8bit", "ademamix", "rmsprop", "adagrad"]), "gradient_accumulation_steps": r.choice([1, 2])}
+    if not plain["bf16"]: plain["fp16"] = r.random() < .3
+    job = {"kind": "trl", "how": how, "batch": 4, "seq": r.choice([150, 256, 500]), "weights": "bf16" if plain["bf16"] else "fp32", "steps": 3, "seed": r.randrange(1000)}
+    if r.random() < .5: job["lora"] = {"r": 16, "targets": ["q_proj", "v_proj"] if kind in LINEAR else "all-linear"} | ({"task": "SEQ_CLS"} if how == "reward" else {})
+    if job.get("lora") and how in ("dpo", "kto", "grpo") and r.random() < .5: job["quant"] = r.choice(["nf4", "nf4-dq"]); job["weights"] = "bf16"
+    more = keep(max_grad_norm=maybe(.2, 0.0), gradient_checkpointing_kwargs=maybe(.3, {"use_reentrant": True}) if plain["gradient_checkpointing"] else None, use_liger_kernel=maybe(.5, True) if kind in ("llama", "qwen2", "qwen3", "mistral") and how in ("dpo", "grpo", "sft") else None)
+    if how == "sft": more.update(keep(loss_type=maybe(.5, "dft"), pad_to_multiple_of=maybe(.5, 64), activation_offloading=maybe(.3, True)))
+    if how in ("dpo", "kto", "orpo", "cpo"): job["vary"] = r.random() < .6
+    if how == "dpo": more.update(keep(loss_type=maybe(.6, [r.choice(["nca_pair", "bco_pair", "aot", "discopop", "exo_pair", "apo_zero"])]), ld_alpha=maybe(.3, .5)))
+    if more.get("loss_type") == ["exo_pair"]: more["label_smoothing"] = .001
+    if how in ("grpo", "rloo"): job.update(generations=r.choice([2, 4]), completion=r.choice([10, 24])); more.update(keep(beta=r.choice([0.0, .04]), num_iterations=maybe(.4, 2), mask_truncated_completions=maybe(.3, True), top_entropy_quantile=maybe(.3, .2) if how == "grpo" else None, importance_sampling_level=maybe(.3, "sequence") if how == "grpo" else None, steps_per_generation=maybe(.3, 2)))
+    if how in ("online_dpo", "distillation", "gkd"): job["completion"] = 16
+    if how in ("distillation", "gkd"): job["teacher"] = row["model"]
+    if how == "gkd": job["lmbda"] = r.choice([0.0, 1.0])
+    return {"id": f"dq{n:02d}", **row, "job": {**job, "args": {**plain, **more}}, "arguments": {**plain, **more}, "gpu": "replay: NVIDIA H200"} | ({"others": {row["model"]: row["config"]}} if job.get("teacher") else {})
+
+
+def wide_whole(n):
+    """Encoder-decoders that generate in evaluation, batches without padding of all lengths, larger checkpoints in shards."""
+    row = whole(n % 10); job = row["job"]; row["id"] = f"dk{n:02d}"
+    if n < 2: row.update(cut(smallest(r.choice(["bart", "t5", "mt5", "m2m_100"])), 2)); job.pop("lora", None); job.update(kind="trainer", batch=2, seq=200, steps=4, vary=True, eval_rows=8, eval_batch=4, metrics=True, generate=r.choice([12, 30]), **keep(beams=maybe(.5, 2)))
+    elif job["kind"] == "trainer": job.update(optim=r.choice(["adamw_8bit", "ademamix", "lion_8bit"]), **keep(batch_eval=maybe(.4, True) if job.get("eval_rows") and job.get("metrics") else None, preprocess=maybe(.4, True) if job.get("metrics") else None))
+    elif job["kind"] == "load": job.update(shard=r.choice(["100MB", "1GB"])); job.pop("lora", None)
+    return row
+
+
+def shallow(entry, layers):
+    """`cut`, also of the sections of a model of several parts."""
+    made = cut(entry, layers)
+    for name in ("text_config", "vision_config"):
+        section = made["config"].get(name)
+        if isinstance(section, dict):
+            made["config"][name] = cut({"id": "", "config": section | ({"depth": layers} if section.get("depth") else {})}, layers)["config"]
+            if "deepstack_visual_indexes" in section: made["config"][name]["deepstack_visual_indexes"] = [0, 1]
+            if "fullatt_block_indexes" in section: made["config"][name]["fullatt_block_indexes"] = [1]
+    return made
+
+
+seed, catalogue, ledger, jobs, *wide = sys.argv[1:]
 r, types = random.Random(int(seed)), {}
 for entry in map(json.loads, open(catalogue)): types.setdefault(entry["config"].get("model_type"), []).append(entry)
-for path, rows in ((ledger, [training(n) for n in range(20)] + [generate(n) for n in range(10)]), (jobs, [post(n) for n in range(20)] + [whole(n) for n in range(10)])):
+steps = [wide_training(n) for n in range(16)] + [wide_generate(n) for n in range(10)] if wide else [training(n) for n in range(20)] + [generate(n) for n in range(10)]
+runs = [wide_post(n) for n in range(16)] + [wide_whole(n) for n in range(8)] if wide else [post(n) for n in range(20)] + [whole(n) for n in range(10)]
+for path, rows in ((ledger, steps), (jobs, runs)):
     open(path, "w").write("".join(json.dumps(row) + "\n" for row in rows))
