@@ -65,6 +65,11 @@ pub(super) fn plan(row: &Value) -> Result<TrainPlan, String> {
         plan.batch.padded |= !real.is_multiple_of(multiple);
         plan.batch.seq_len = real.next_multiple_of(multiple);
     }
+    if let Some(answer) = job["answer"].as_u64() {
+        // A prompt, its answer and the token at its end, where that is shorter than what is cut off.
+        let prompt = job["prompt"].as_u64().unwrap_or(plan.batch.seq_len / 2);
+        plan.batch.seq_len = plan.batch.seq_len.min(prompt + answer + 1);
+    }
     if kind == TaskKind::CrossEncoder {
         plan.batch.seq_len *= 2;
     }

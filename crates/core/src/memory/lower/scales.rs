@@ -64,12 +64,19 @@ pub(super) fn after(torch: &mut Torch, scales: &Scales, result: Tensor, x: &Tens
     }
 }
 
-/// Virtual tokens, then what the table gives for the others; `ids` counts both.
-pub(super) fn prompted(torch: &mut Torch, prompt: &Tensor, table: &Tensor, ids: &Tensor) -> Tensor {
+/// Virtual tokens, then what the table gives for the others and its hook makes of it; `ids` counts both.
+pub(super) fn prompted(
+    torch: &mut Torch,
+    prompt: &Tensor,
+    table: &Tensor,
+    ids: &Tensor,
+    hooked: impl FnOnce(&mut Torch, Tensor) -> Tensor,
+) -> Tensor {
     let (batch, virtual_tokens) = (ids.shape.size(0), prompt.shape.size(0));
     let rest = ids.shape.with(1, ids.shape.size(1).saturating_sub(virtual_tokens));
     let rest = torch.phantom(rest, ids.dtype);
     let words = torch.embedding(table, &rest);
+    let words = hooked(torch, words);
     let labels = torch.fresh("cat", ids.shape, ids.dtype);
     let places = torch.phantom(Shape::from([batch, virtual_tokens]), ids.dtype);
     let tokens = torch.embedding(prompt, &places);
