@@ -62,7 +62,7 @@ impl Runner {
         let x = entered.as_ref().unwrap_or(x);
         let scales = self.wrapped.scales.get(&module);
         let scaled = scales.and_then(|scales| scales::before(torch, scales, x));
-        let x = scaled.as_ref().unwrap_or(x);
+        let x = scaled.as_ref().map_or(x, |[scaled, _]| scaled);
         if self.wrapped.lora_parameters.contains_key(&weight) {
             let matrix = self.matrix(torch, weight).get(torch);
             return torch.linear(x, &matrix, bias);
