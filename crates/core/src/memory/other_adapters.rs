@@ -51,7 +51,8 @@ pub(super) fn adapt(
             _ if name == OFT_ROTATION => {
                 let OtherAdapter::Oft(plan) = other else { continue };
                 // Buffers: where in a block each trained number goes.
-                let place = |torch: &mut Torch| torch.fresh("triu_indices", Shape::from([first.shape.last()]), DType::I64);
+                let place =
+                    |torch: &mut Torch| torch.fresh("triu_indices", Shape::from([first.shape.last()]), DType::I64);
                 let (rows, columns) = (place(torch), place(torch));
                 Scales::Rotated { block: plan.block(sizes(program, module).0), skew: first, places: [rows, columns] }
             }

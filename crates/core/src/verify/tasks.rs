@@ -56,7 +56,8 @@ pub(super) fn plan(row: &Value) -> Result<TrainPlan, String> {
     spread(&mut plan, job)?;
     plan.objective = objective(row, kind);
     plan.job.lengths = lengths(row, kind);
-    plan.batch.padded = job["vary"] == true;
+    // A completion that no end-of-text ends is masked as if it were padding (grpo_trainer.py, `is_truncated`).
+    plan.batch.padded = job["vary"] == true || given["mask_truncated_completions"] == true;
     // Saved and loaded again, so that TRL finds its reference.
     plan.job.from_pretrained |= job["saved"] == true;
     if let Some(multiple) = given["pad_to_multiple_of"].as_u64().filter(|multiple| *multiple > 0) {
