@@ -1,5 +1,4 @@
-//! The other common methods of PEFT: what they train, and for IA³, VeRA and prompt tuning where it sits. The runs of OFT and
-//! prefix tuning are not simulated.
+//! The other common methods of PEFT: what they train, and but for prefix tuning, whose runs are not simulated, where it sits.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
