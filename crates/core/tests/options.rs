@@ -188,8 +188,7 @@ fn what_lies_otherwise_is_made_dense_before_it_goes_to_the_host() {
     let batch = Batch { batch_size: 1, seq_len: 8, ..Batch::default() };
     let forward = run(&TrainPlan { save_on_cpu: true, batch, ..plan() }).replay.phases[0];
     // A product keeps its matrix transposed; that of the head is the largest.
-    let head = 2048 * HIDDEN * 2;
-    assert!((head..head + head / 4).contains(&(forward.peak - forward.after)), "{forward:?}");
+    assert_near(forward.peak - forward.after, 2048 * HIDDEN * 2);
 }
 
 #[test]
