@@ -188,6 +188,39 @@ for options in (dict(num_beams=4), dict(num_beams=3, num_return_sequences=3), di
     assert_eq!(shapes, ["shape (2, 19)", "shape (6, 19)", "shape (2, 19)"], "{text}");
 }
 
+/// As transformers counts the patches of Qwen's pictures.
+#[test]
+#[ignore = "second ring: torch"]
+fn lengths_that_are_reckoned_on_the_card_are_known() {
+    let program = "
+import torch
+grid = torch.tensor([[1, 16, 24]] * 2, device='cuda')
+counts = grid[:, 0] * grid[:, 1] * grid[:, 2]
+print('lengths', len(torch.arange(counts.sum(), device='cuda')), *torch.zeros((counts.max(), 3), device='cuda').shape)
+";
+    let (code, text) = rehearse(program, &[]);
+    assert!(code == Some(0) && text.contains("lengths 768 384 3"), "{text}");
+}
+
+/// What is looked at of a model must not keep it alive when the program is done with it.
+#[test]
+#[ignore = "second ring: torch"]
+fn a_model_that_the_program_lets_go_is_gone() {
+    let program = "
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=1024, n_head=2, vocab_size=50000)).cuda()
+model(torch.randint(20, 900, (2, 7)).cuda())
+held = torch.cuda.memory_allocated()
+del model
+print('gone', (held - torch.cuda.memory_allocated()) >> 20)
+";
+    let (code, text) = rehearse(program, &[]);
+    // The table of 50,000 × 1,024 in fp32 alone is 195 MiB.
+    let gone = text.lines().find_map(|line| line.strip_prefix("gone ")).and_then(|line| line.parse::<u64>().ok());
+    assert!(code == Some(0) && gone.is_some_and(|gone| gone >= 195), "{text}");
+}
+
 /// A recomputation ends by an exception, from within whichever operation keeps the last tensor; frames must not be gathered then.
 #[test]
 #[ignore = "second ring: torch"]

@@ -184,6 +184,31 @@ fn what_is_saved_on_the_host_leaves_the_card() {
 }
 
 #[test]
+fn what_lies_otherwise_is_made_dense_before_it_goes_to_the_host() {
+    let batch = Batch { batch_size: 1, seq_len: 8, ..Batch::default() };
+    let forward = run(&TrainPlan { save_on_cpu: true, batch, ..plan() }).replay.phases[0];
+    // A product keeps its matrix transposed; that of the head is the largest.
+    assert_near(forward.peak - forward.after, 2048 * HIDDEN * 2);
+}
+
+#[test]
+fn a_rotation_keeps_its_input_in_fp32() {
+    let kept = |targets: &[&str]| {
+        let config = serde_json::json!({"peft_type": "OFT", "oft_block_size": 32, "r": 0, "target_modules": targets});
+        let adapter = AdapterPlan::from_adapter_config(&config).unwrap().0;
+        let run = run(&TrainPlan { adapter: Some(adapter), ..plan() });
+        (run.replay.phases[0].after, bytes(&run, Category::OptimizerState))
+    };
+    let ((one, state), (both, twice)) = (kept(&["q_proj"]), kept(&["q_proj", "v_proj"]));
+    let (input, blocks) = (4 * 1024 * HIDDEN * 4, HIDDEN / 32);
+    // Beside it what the blocks' series keeps: five matrices of each.
+    let series = 8 * blocks * 32 * 32 * 4;
+    assert!((LAYERS * input..LAYERS * (input + series)).contains(&(both - one)), "{one} {both}");
+    let trained = LAYERS * blocks * (32 * 31 / 2) * 4;
+    assert!(twice - state >= 2 * trained && twice - state < 2 * trained + LAYERS * 2048, "{state} {twice}");
+}
+
+#[test]
 fn losses_that_take_the_head_along_make_fewer_logits() {
     let peak = |kind| {
         let loss = LossOptions { kind, ..LossOptions::default() };

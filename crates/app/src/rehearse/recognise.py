@@ -3,7 +3,7 @@
 A model of transformers, its batch, types, optimizer and adapters are put into the words of the ledger
 (truth/ledger/FORMAT.md). What cannot be said in them is named, and then there is no comparison.
 """
-import sys
+import sys, weakref
 
 DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 TORCH_OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam", "Adagrad": "adagrad", "RMSprop": "rmsprop", "NAdam": "nadam", "Adafactor": "torch-adafactor", "Muon": "muon"}
@@ -34,7 +34,7 @@ class Run:
     def __init__(self, torch):
         self.torch = torch
         self.calls = 0  # of the model, without gradients
-        self.model = None
+        self.outer = None  # the model as it is called; the program alone decides how long it lives
         self.run, self.row = {}, {}
         self.problem = "no model of transformers was called"
         self.inner = False  # whether the next call inside the model is to be looked at
@@ -46,14 +46,14 @@ class Run:
 
     def called(self, module, args, kwargs):
         """The program calls a model."""
-        if self.model is not None:
-            same = module is self.outer
+        if self.outer is not None:
+            same = module is self.outer()
             self.calls += same and not self.torch.is_grad_enabled()
             return
         model = unwrap(module)
         if not hasattr(getattr(model, "config", None), "to_dict"):
             return
-        self.outer, self.model, self.inner = module, model, True
+        self.outer, self.inner = weakref.ref(module), True
         try:
             self.problem = None
             self.describe(module, model, args, kwargs)
@@ -152,7 +152,7 @@ class Run:
 
     def stepping(self, optimizer, micro):
         """An optimizer is about to step."""
-        if self.model is None:
+        if self.outer is None:
             return
         parts = [part for group in optimizer.param_groups for part in group["params"]]
         self.remember("gradients", (part.grad for part in parts if part.grad is not None))
@@ -176,7 +176,7 @@ class Run:
             self.run["clip"] = True
 
     def stepped(self, optimizer):
-        if self.model is not None:
+        if self.outer is not None:
             values = (value for state in optimizer.state.values() if isinstance(state, dict) for value in state.values())
             self.remember("optimizer state", (value for value in values if isinstance(value, self.torch.Tensor)))
 

@@ -24,6 +24,7 @@ standin.vramcast_read.argtypes = (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_siz
 standin.vramcast_forget.argtypes = (ctypes.c_uint64,)
 
 FACTORIES = {"arange", "zeros", "ones", "full", "tensor", "as_tensor", "eye", "linspace", "scalar_tensor", "zeros_like", "ones_like", "full_like"}
+NUMBERED = {"arange", "linspace", "eye", "zeros", "ones", "full"}  # of these, what numbers may be given as tensors
 RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "normal", "uniform_",
           "normal_", "random_", "exponential_", "bernoulli_", "dropout", "empty", "empty_like", "new_empty", "empty_strided"}
 SHAPED_BY_DATA = {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "repeat_interleave", "bincount", "_unique2"}
@@ -287,6 +288,12 @@ def follower(torch):
                 replaced.append(part)
         return tuple(replaced)
 
+    def as_numbers(value):
+        """Lengths and limits that were reckoned on the device, as numbers: torch would read them unseen."""
+        if isinstance(value, Tensor) and value.is_cuda and value.dim() == 0:
+            return twin(value).item()
+        return type(value)(map(as_numbers, value)) if type(value) in (list, tuple) else value
+
     def largest_possible(name, args):
         """Of a call whose size only data decides; none where the data is known, for such a call does not come this far."""
         try:
@@ -343,6 +350,8 @@ def follower(torch):
                     index = by_value(args[1])
                     if index is not None:
                         args = (args[0], index, *args[2:])
+                elif name in NUMBERED:
+                    args = as_numbers(tuple(args))
                 elif name in READS and isinstance(args[0], Tensor) and args[0].is_cuda:
                     Patience.lose(sys._getframe(1))
                     return function(*twin(tuple(args)), **kwargs)

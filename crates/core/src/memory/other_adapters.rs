@@ -10,7 +10,7 @@ use crate::model::op::ModuleId;
 use crate::model::{ModuleKind, Program, Shape};
 use crate::plan::AdapterLayout;
 use crate::plan::adapter::default_adapter_dtype;
-use crate::plan::adapter::others::{IA3_BEFORE, OtherAdapter};
+use crate::plan::adapter::others::{IA3_BEFORE, OFT_ROTATION, OtherAdapter};
 
 /// What the adapter trains, onto the card.
 pub(super) fn adapt(
@@ -48,19 +48,31 @@ pub(super) fn adapt(
                 continue;
             }
             _ if name == IA3_BEFORE => Scales::Before(first),
+            _ if name == OFT_ROTATION => {
+                let OtherAdapter::Oft(plan) = other else { continue };
+                // Buffers: where in a block each trained number goes.
+                let place =
+                    |torch: &mut Torch| torch.fresh("triu_indices", Shape::from([first.shape.last()]), DType::I64);
+                let (rows, columns) = (place(torch), place(torch));
+                Scales::Rotated { block: plan.block(sizes(program, module).0), skew: first, places: [rows, columns] }
+            }
             _ => Scales::After(first),
         };
         loaded.wrapped.scales.insert(module, scales);
     }
 }
 
-/// VeRA's frozen pair, wide enough for every adapted linear.
-fn shared_matrices(torch: &mut Torch, program: &Program, layout: &AdapterLayout, rank: u64) -> (Tensor, Tensor) {
-    let sizes = |id: ModuleId| match program.modules[id.0 as usize].kind {
+/// Inputs and outputs of a linear.
+fn sizes(program: &Program, id: ModuleId) -> (u64, u64) {
+    match program.modules[id.0 as usize].kind {
         ModuleKind::Linear { inputs, outputs } | ModuleKind::Conv1d { inputs, outputs } => (inputs, outputs),
         _ => (0, 0),
-    };
-    let all = || layout.adapted.iter().filter_map(|adapted| adapted.module).map(sizes);
+    }
+}
+
+/// VeRA's frozen pair, wide enough for every adapted linear.
+fn shared_matrices(torch: &mut Torch, program: &Program, layout: &AdapterLayout, rank: u64) -> (Tensor, Tensor) {
+    let all = || layout.adapted.iter().filter_map(|adapted| adapted.module).map(|id| sizes(program, id));
     let inputs = all().map(|(inputs, _)| inputs).max().unwrap_or(0);
     let outputs = all().map(|(_, outputs)| outputs).max().unwrap_or(0);
     // Buffers in fp32, whatever the layers are in.

@@ -179,6 +179,11 @@ impl OnHost {
     /// Copies a tensor there.
     pub fn new(torch: &mut Torch, tensor: &Tensor) -> Self {
         let stashed = (torch.saves_on_host == Some(ToHost::Activations)).then(|| torch.stash.keep(tensor));
+        if stashed.is_none() && !tensor.is_contiguous() {
+            // `save_on_cpu` packs into a dense tensor, so what lies otherwise is made dense on the card first
+            // (`copy_requires_temporaries` of ATen/native/cuda/Copy.cu).
+            drop(torch.fresh("contiguous", tensor.shape, tensor.dtype));
+        }
         let copy = Self { layout: Rc::clone(&tensor.layout), dtype: tensor.dtype, log: Rc::clone(&torch.log), stashed };
         copy.log.borrow_mut().host.take(copy.bytes());
         copy

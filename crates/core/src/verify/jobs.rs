@@ -159,6 +159,9 @@ pub fn plan(row: &Value) -> Result<TrainPlan, String> {
         "trl" | "ppo" | "dpo" | "contrastive" => return tasks::plan(row),
         _ => return Err(format!("jobs of kind {kind} are not simulated yet")),
     };
+    if job["args"]["activation_offloading"] == true {
+        return Err("activations that TRL sends to the host are not simulated yet".into());
+    }
     if kind == "load" {
         return loading(row);
     }

@@ -153,8 +153,9 @@ fn machine(row: &Value) -> Result<(Gpu, AllocatorOptions, Stack), String> {
     }
     let said = |error: PlanError| error.to_string();
     let (mut allocator, _) = AllocatorOptions::parse(run["alloc_conf"].as_str().unwrap_or_default()).map_err(said)?;
-    // A pretend card hands out addresses in its own way.
-    allocator.addresses = if is_replayed(row) { Addresses::Ascending } else { Addresses::Driver };
+    // A pretend card hands out addresses in its own way, unless the row says that it was a rehearsal's.
+    let ascending = is_replayed(row) && row["addresses"] != "driver";
+    allocator.addresses = if ascending { Addresses::Ascending } else { Addresses::Driver };
     let versions = ["software", "versions"].into_iter().filter_map(|key| row[key].as_object()).flatten();
     let versions = versions.filter_map(|(name, version)| Some((name.as_str(), version.as_str()?)));
     Ok((gpu, allocator, Stack::recorded(versions).map_err(said)?))

@@ -56,7 +56,8 @@ pub(super) fn plan(row: &Value) -> Result<TrainPlan, String> {
     spread(&mut plan, job)?;
     plan.objective = objective(row, kind);
     plan.job.lengths = lengths(row, kind);
-    plan.batch.padded = job["vary"] == true;
+    // A completion that no end-of-text ends is masked as if it were padding (grpo_trainer.py, `is_truncated`).
+    plan.batch.padded = job["vary"] == true || given["mask_truncated_completions"] == true;
     // Saved and loaded again, so that TRL finds its reference.
     plan.job.from_pretrained |= job["saved"] == true;
     if let Some(multiple) = given["pad_to_multiple_of"].as_u64().filter(|multiple| *multiple > 0) {
@@ -64,6 +65,11 @@ pub(super) fn plan(row: &Value) -> Result<TrainPlan, String> {
         let real = plan.batch.seq_len - u64::from(kind == TaskKind::Reward);
         plan.batch.padded |= !real.is_multiple_of(multiple);
         plan.batch.seq_len = real.next_multiple_of(multiple);
+    }
+    if let Some(answer) = job["answer"].as_u64() {
+        // A prompt, its answer and the token at its end, where that is shorter than what is cut off.
+        let prompt = job["prompt"].as_u64().unwrap_or(plan.batch.seq_len / 2);
+        plan.batch.seq_len = plan.batch.seq_len.min(prompt + answer + 1);
     }
     if kind == TaskKind::CrossEncoder {
         plan.batch.seq_len *= 2;

@@ -62,7 +62,7 @@ impl Runner {
         let x = entered.as_ref().unwrap_or(x);
         let scales = self.wrapped.scales.get(&module);
         let scaled = scales.and_then(|scales| scales::before(torch, scales, x));
-        let x = scaled.as_ref().unwrap_or(x);
+        let x = scaled.as_ref().map_or(x, |[scaled, _]| scaled);
         if self.wrapped.lora_parameters.contains_key(&weight) {
             let matrix = self.matrix(torch, weight).get(torch);
             return torch.linear(x, &matrix, bias);
@@ -92,7 +92,10 @@ impl Runner {
     pub(super) fn embedding(&self, torch: &mut Torch, module: ModuleId, weight: ParameterId, ids: &Tensor) -> Tensor {
         let prompt = self.wrapped.prompt.as_ref().filter(|(own, _)| *own == module);
         let mut result = match prompt {
-            Some((_, table)) => scales::prompted(torch, table, self.parameter_of(module, weight), ids),
+            Some((_, prompt)) => {
+                let hooked = |torch: &mut Torch, words| self.hooked_rows(torch, module, words);
+                scales::prompted(torch, prompt, self.parameter_of(module, weight), ids, hooked)
+            }
             None => {
                 let table = self.parameter_of(module, weight);
                 let split = self.split_embedding(torch, module, table, ids);
@@ -102,7 +105,12 @@ impl Runner {
         if let Some(adapter) = self.wrapped.lora.get(&module) {
             result = lora::embedding(torch, adapter, result, ids);
         }
-        if self.wrapped.scaled_input { result } else { self.hooked_input(torch, module, result) }
+        self.hooked_rows(torch, module, result)
+    }
+
+    /// Rows of a table are what the embedding returns, unless it scales them.
+    fn hooked_rows(&self, torch: &mut Torch, module: ModuleId, rows: Tensor) -> Tensor {
+        if self.wrapped.scaled_input { rows } else { self.hooked_input(torch, module, rows) }
     }
 
     /// What the input embedding returns: a hook makes it a leaf (`enable_input_require_grads`).

@@ -1,4 +1,4 @@
-//! IA³, VeRA and prompt tuning as PEFT runs them (peft 0.21: tuners/ia3/layer.py, tuners/vera/layer.py, peft_model.py).
+//! IA³, VeRA, OFT and prompt tuning as PEFT runs them (peft 0.21: layer.py of tuners/ia3, vera and oft, peft_model.py).
 
 use crate::memory::tensor::Tensor;
 use crate::memory::torch::Torch;
@@ -23,23 +23,81 @@ pub enum Scales {
         /// `[widest out, rank]`.
         second: Tensor,
     },
+    /// OFT: the input is rotated block by block.
+    Rotated {
+        /// Rows of a block.
+        block: u64,
+        /// `[blocks, above the diagonal]`; one for all where blocks share it.
+        skew: Tensor,
+        /// Rows and columns of these.
+        places: [Tensor; 2],
+    },
 }
 
-/// The input of the base layer, where it is scaled.
-pub(super) fn before(torch: &mut Torch, scales: &Scales, x: &Tensor) -> Option<Tensor> {
-    let Scales::Before(scale) = scales else { return None };
-    let factor = torch.scalar(Binary::Mul, scale);
-    let wide = torch.cast(x, scale.dtype);
-    let scaled = torch.binary(Binary::Mul, &wide, &factor);
-    drop((wide, factor));
-    Some(torch.cast(&scaled, x.dtype))
+/// What the base layer gets in the place of its input, and what PEFT's own names hold while it runs.
+pub(super) fn before(torch: &mut Torch, scales: &Scales, x: &Tensor) -> Option<[Tensor; 2]> {
+    match scales {
+        Scales::Before(scale) => {
+            let factor = torch.scalar(Binary::Mul, scale);
+            let wide = torch.cast(x, scale.dtype);
+            let scaled = torch.binary(Binary::Mul, &wide, &factor);
+            drop((wide, factor));
+            let scaled = torch.cast(&scaled, x.dtype);
+            Some([scaled.clone(), scaled])
+        }
+        Scales::Rotated { block, skew, places } => {
+            let wide = torch.cast(x, skew.dtype);
+            let turned = rotated(torch, &wide, *block, skew, places);
+            drop(wide);
+            Some([torch.cast(&turned, x.dtype), turned])
+        }
+        _ => None,
+    }
+}
+
+/// `OFTRotationModule.forward`: every block of the input times its own matrix.
+fn rotated(torch: &mut Torch, x: &Tensor, block: u64, skew: &Tensor, places: &[Tensor; 2]) -> Tensor {
+    let (width, rows) = (x.shape.last(), x.elements() / x.shape.last().max(1));
+    let blocks = width / block.max(1);
+    let mut matrices = cayley(torch, block, skew, places);
+    if skew.shape.size(0) < blocks {
+        matrices = torch.repeated("repeat", &matrices, Shape::from([blocks, block, block]));
+    }
+    // `einsum("...rk,rkc->...rc")`: a stack of products, a block each.
+    let parts = torch.reshape(x, Shape::from([rows, blocks, block]));
+    let parts = torch.permute(&parts, &[1, 0, 2]);
+    let turned = torch.matmul(&parts, &matrices);
+    let turned = torch.permute(&turned, &[1, 0, 2]);
+    torch.reshape(&turned, x.shape)
+}
+
+/// `_cayley_batch` with Neumann's series of five terms, PEFT's default.
+fn cayley(torch: &mut Torch, block: u64, skew: &Tensor, places: &[Tensor; 2]) -> Tensor {
+    let shape = Shape::from([skew.shape.size(0), block, block]);
+    let upper = {
+        let zeros = torch.fresh("zeros", shape, skew.dtype);
+        torch.scattered("index_put_", &zeros, &places[0], Some(skew), true)
+    };
+    let lower = torch.transpose(&upper, -1, -2);
+    let skewed = torch.binary(Binary::Sub, &upper, &lower);
+    drop((upper, lower));
+    let unit = torch.fresh("eye", Shape::from([block, block]), skew.dtype);
+    let mut sum = torch.repeated("repeat", &unit, shape);
+    drop(unit);
+    sum = torch.in_place(Binary::Add, &sum, &skewed);
+    let mut power = skewed.clone();
+    for _ in 2..5 {
+        power = torch.matmul(&power, &skewed);
+        sum = torch.in_place(Binary::Add, &sum, &power);
+    }
+    sum
 }
 
 /// The result, once the base layer has run.
 pub(super) fn after(torch: &mut Torch, scales: &Scales, result: Tensor, x: &Tensor) -> Tensor {
     let dtype = result.dtype;
     match scales {
-        Scales::Before(_) => result,
+        Scales::Before(_) | Scales::Rotated { .. } => result,
         Scales::After(scale) => {
             let factor = torch.scalar(Binary::Mul, scale);
             let scaled = torch.binary(Binary::Mul, &result, &factor);
@@ -64,12 +122,19 @@ pub(super) fn after(torch: &mut Torch, scales: &Scales, result: Tensor, x: &Tens
     }
 }
 
-/// Virtual tokens, then what the table gives for the others; `ids` counts both.
-pub(super) fn prompted(torch: &mut Torch, prompt: &Tensor, table: &Tensor, ids: &Tensor) -> Tensor {
+/// Virtual tokens, then what the table gives for the others and its hook makes of it; `ids` counts both.
+pub(super) fn prompted(
+    torch: &mut Torch,
+    prompt: &Tensor,
+    table: &Tensor,
+    ids: &Tensor,
+    hooked: impl FnOnce(&mut Torch, Tensor) -> Tensor,
+) -> Tensor {
     let (batch, virtual_tokens) = (ids.shape.size(0), prompt.shape.size(0));
     let rest = ids.shape.with(1, ids.shape.size(1).saturating_sub(virtual_tokens));
     let rest = torch.phantom(rest, ids.dtype);
     let words = torch.embedding(table, &rest);
+    let words = hooked(torch, words);
     let labels = torch.fresh("cat", ids.shape, ids.dtype);
     let places = torch.phantom(Shape::from([batch, virtual_tokens]), ids.dtype);
     let tokens = torch.embedding(prompt, &places);

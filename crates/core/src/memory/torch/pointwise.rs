@@ -200,9 +200,9 @@ impl Torch {
             Unary::ClampHalf => return x.clone(),
             _ => {}
         }
-        use Unary::{Abs, Clamp, Clone, Cos, Exp, Log, LogSigmoid, Neg, Not, Reciprocal, Relu, Round, Rsqrt, Sigmoid};
-        use Unary::{ClampFp16, ClampHalf, Silu, Sin, Softplus, Sqrt, SqrtBound, Square, Tanh};
-        let wide = matches!(kind, Exp | Log | Rsqrt | Reciprocal | Softplus | Square);
+        use Unary::{Abs, Clamp, Clone, Cos, Exp, Expm1, Log, LogSigmoid, Neg, Not, Reciprocal, Relu, Round, Rsqrt};
+        use Unary::{ClampFp16, ClampHalf, Sigmoid, Silu, Sin, Softplus, Sqrt, SqrtBound, Square, Tanh};
+        let wide = matches!(kind, Exp | Expm1 | Log | Rsqrt | Reciprocal | Softplus | Square);
         let x = &if wide { self.widen(x) } else { x.clone() };
         let records = self.records(&[x]);
         let keeps_input =
@@ -213,8 +213,8 @@ impl Torch {
         if !records || matches!(kind, Not | Round) {
             return output;
         }
-        let saved_output =
-            matches!(kind, Exp | Sqrt | Rsqrt | Reciprocal | Tanh | Sigmoid | Relu).then(|| Saved::new(self, &output));
+        let keeps_output = matches!(kind, Exp | Expm1 | Sqrt | Rsqrt | Reciprocal | Tanh | Sigmoid | Relu);
+        let saved_output = keeps_output.then(|| Saved::new(self, &output));
         self.attach(output, &[x], move |torch, gradient| {
             let kept = saved_input.or(saved_output).map(|saved| saved.get(torch));
             let like = gradient.dtype;
@@ -229,7 +229,8 @@ impl Torch {
                 Clone => return smallvec![Some(gradient)],
                 SqrtBound => middle(torch, 3),
                 Square | Rsqrt | Sqrt | Clamp => middle(torch, 2),
-                Cos | Sin | Abs | Reciprocal => middle(torch, 1),
+                // Of `expm1` it is grad * (result + 1).
+                Expm1 | Cos | Sin | Abs | Reciprocal => middle(torch, 1),
                 Neg | Exp | Log | Tanh | Sigmoid | Softplus | Silu | Relu | LogSigmoid | Round | Not | ClampFp16
                 | ClampHalf => {}
             }
@@ -495,6 +496,7 @@ fn unary_name(kind: Unary) -> &'static str {
     match kind {
         Unary::Neg => "neg",
         Unary::Exp => "exp",
+        Unary::Expm1 => "expm1",
         Unary::Log => "log",
         Unary::Sqrt | Unary::SqrtBound => "sqrt",
         Unary::Rsqrt => "rsqrt",

@@ -8,6 +8,7 @@ use crate::dtype::DType;
 pub enum Unary {
     Neg,
     Exp,
+    Expm1,
     Log,
     Sqrt,
     /// RecurrentGemma's own autograd function: `sqrt(x)` that saves `x`; backward `grad / sqrt(clip(4 x))`.

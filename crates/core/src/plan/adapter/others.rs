@@ -1,5 +1,4 @@
-//! The other common methods of PEFT: what they train, and for IA³, VeRA and prompt tuning where it sits. The runs of OFT and
-//! prefix tuning are not simulated.
+//! The other common methods of PEFT: what they train, and but for prefix tuning, whose runs are not simulated, where it sits.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -204,10 +203,17 @@ impl OtherAdapter {
                 let tensor = TrainableTensor { name: "prompt_encoder", shape };
                 layout.adapted.push(adapted((id, path), AdaptedKind::Embedding, vec![tensor]));
             }
-            Self::Oft(_) | Self::PrefixTuning(_) => {
+            Self::Oft(plan) => {
+                self.check()?;
+                for (id, inputs, _) in picked(view, &plan.targets, defaults::lora(model_type), "OFT")? {
+                    let path = program.modules[id.0 as usize].path.as_str();
+                    let tensor = TrainableTensor { name: OFT_ROTATION, shape: plan.shape(inputs) };
+                    layout.adapted.push(adapted((id, path), AdaptedKind::Linear, vec![tensor]));
+                }
+            }
+            Self::PrefixTuning(_) => {
                 let count = self.trainable(model_type, &Inventory::of(program))?;
-                let name = if matches!(self, Self::Oft(_)) { "OFT" } else { "prefix tuning" };
-                return Err(not_simulated(&format!("{name}, which trains {count} parameters here,")));
+                return Err(not_simulated(&format!("prefix tuning, which trains {count} parameters here,")));
             }
         }
         Ok(layout)
@@ -239,12 +245,7 @@ impl OtherAdapter {
         match self {
             Self::Ia3(plan) => ia3(plan, view),
             Self::Oft(plan) => sum(view, &plan.targets, defaults::lora(model_type), "OFT", |inputs, _, _| {
-                let block = match plan.rank {
-                    0 => closest_divisor(inputs, plan.block_size),
-                    rank => inputs / closest_divisor(inputs, rank).max(1),
-                };
-                let blocks = if plan.block_share { 1 } else { inputs / block.max(1) };
-                Ok(blocks * (block * block.saturating_sub(1) / 2))
+                Ok(plan.shape(inputs).elements())
             }),
             Self::Vera(plan) => {
                 sum(view, &plan.targets, defaults::vera(model_type), "VeRA", |_, outputs, _| Ok(plan.rank + outputs))
@@ -257,6 +258,26 @@ impl OtherAdapter {
         }
     }
 }
+
+impl OftPlan {
+    /// The rows and columns of each block that rotates some of so many inputs.
+    pub fn block(&self, inputs: u64) -> u64 {
+        match self.rank {
+            0 => closest_divisor(inputs, self.block_size),
+            rank => inputs / closest_divisor(inputs, rank).max(1),
+        }
+    }
+
+    /// What is trained for so many inputs: of each block what is above its diagonal.
+    fn shape(&self, inputs: u64) -> Shape {
+        let block = self.block(inputs);
+        let blocks = if self.block_share { 1 } else { inputs / block.max(1) };
+        Shape::from([blocks, block * block.saturating_sub(1) / 2])
+    }
+}
+
+/// The name of what OFT trains.
+pub const OFT_ROTATION: &str = "oft_R";
 
 /// The name of an IA³ scale that is applied to the input.
 pub const IA3_BEFORE: &str = "ia3_l (input)";
@@ -307,7 +328,7 @@ fn sum(
 
 fn not_simulated(method: &str) -> PlanError {
     Fault::unsupported("adapter", format!("the memory of {method}"))
-        .or("LoRA, IA³, VeRA and prompt tuning of decoders are")
+        .or("LoRA, IA³, VeRA, OFT and prompt tuning of decoders are")
         .into()
 }
 

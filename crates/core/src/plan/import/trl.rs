@@ -84,6 +84,7 @@ const REFUSED: &[(&str, &[&str])] = &[
 /// What configs of these trainers have besides `SFTConfig`'s.
 pub(super) const TASK_KEYS: &[Row] = &[
     Row("max_prompt_length", Sense::Read("objective.max_prompt_length, where the task has one")),
+    Row("mask_truncated_completions", Sense::Read("batch.padded")),
     Row(
         "task trainer max_completion_length max_new_tokens top_k temperature beta num_iterations steps_per_generation \
          generation_batch_size cpo_alpha precompute_ref_log_probs use_weighting reward_model_path \
@@ -102,7 +103,7 @@ pub(super) const TASK_KEYS: &[Row] = &[
         "desirable_weight undesirable_weight simpo_gamma alpha label_smoothing scale_rewards \
          importance_sampling_level epsilon epsilon_high delta center_rewards_coefficient f_divergence_type \
          f_alpha_divergence_coef ld_alpha loss_weights discopop_tau normalize_advantages reward_clip_range \
-         missing_eos_penalty multi_objective_aggregation mask_truncated_completions reference_free rpo_alpha \
+         missing_eos_penalty multi_objective_aggregation reference_free rpo_alpha \
          use_bias_correction_kl sapo_* vespo_* entropy_* top_p min_p repetition_penalty",
         Sense::Harmless("numbers in a loss, or in sampling"),
     ),
@@ -210,6 +211,10 @@ pub(super) fn read(reader: &mut Reader<'_>, kind: TaskKind) {
         reader.number_to("num_iterations", "objective.num_iterations");
         reader.number_to("steps_per_generation", "objective.steps_per_generation");
         groups(reader);
+        if reader.is_on("mask_truncated_completions") {
+            // What no end-of-text ends is masked as if it were padding.
+            reader.set("batch.padded", true);
+        }
         if let Some(all) = reader.number("generation_batch_size") {
             let each = reader.get("per_device_train_batch_size").and_then(whole).unwrap_or(8);
             reader.set("batch.batch_size", each);
@@ -352,7 +357,9 @@ mod tests {
         let file = json!({
             "model_name_or_path": "Qwen/Qwen2.5-0.5B", "per_device_train_batch_size": 8, "max_prompt_length": 256,
             "max_completion_length": 128, "num_generations": 8, "beta": 0.04, "generation_batch_size": 32, "epsilon": 0.2,
+            "mask_truncated_completions": true,
         });
+        assert_eq!(get(file.clone(), "batch.padded"), Some(json!(true)));
         assert_eq!(get(file.clone(), "objective.steps_per_generation"), Some(json!(4)));
         assert_eq!(get(file.clone(), "objective.beta"), Some(json!(0.04)));
         assert_eq!(get(file.clone(), "objective.max_completion_length"), Some(json!(128)));

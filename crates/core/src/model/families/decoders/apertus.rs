@@ -101,7 +101,7 @@ fn xielu(g: &mut Graph, x: &Value) -> Value {
     let left = {
         let epsilon = g.run(Op::Buffer(DType::BF16), &[], []);
         let mut bend = g.binary(Binary::Min, x, &epsilon);
-        bend = g.unary(Unary::Exp, &bend);
+        bend = g.unary(Unary::Expm1, &bend);
         bend = g.sub(&bend, x);
         bend = g.mul(&bend, &negative);
         let linear = g.scale(x);
