@@ -58,6 +58,8 @@ pub struct VllmPlan {
     pub cache_dtype: DType,
     /// `--enforce-eager`: no CUDA graphs.
     pub enforce_eager: bool,
+    /// `--max-cudagraph-capture-size`; the version's default when absent.
+    pub largest_graph: Option<u64>,
     /// Whether it finds what an earlier start has compiled (`VLLM_CACHE_ROOT`).
     pub compiled_before: bool,
     /// Whether FlashInfer samples where the version would not take it unasked (`VLLM_USE_FLASHINFER_SAMPLER`).
@@ -100,6 +102,7 @@ impl Default for VllmPlan {
             block_size: 16,
             cache_dtype: DType::BF16,
             enforce_eager: false,
+            largest_graph: None,
             compiled_before: false,
             flashinfer: false,
             lora: None,
@@ -208,6 +211,7 @@ impl VllmPlan {
             sequences,
             batched,
             decoded: self.speculative_tokens.saturating_add(1),
+            largest: self.largest_graph.or(model.vllm.largest_graph),
             card: &self.card,
             workspace: self.workspace,
             narrow: self.cache_dtype.size() < 2,
