@@ -138,14 +138,16 @@ impl VllmPlan {
     }
 
     fn batched(&self, rules: &Rules, length: u64) -> u64 {
-        self.max_num_batched_tokens.unwrap_or(match rules.v1 {
+        let usual = match rules.v1 {
             true if self.memory >= LARGEST_CARD && self.is_large(rules) => rules.largest_batch,
             true if self.is_large(rules) => 8192,
             true => 2048,
             // Before V1 prompts were cut in chunks from 32k on only.
             false if length > 32_768 => rules.chunk,
             false => length.max(2048),
-        })
+        };
+        let all = if rules.bounded_batch { self.sequences(rules).saturating_mul(length) } else { u64::MAX };
+        self.max_num_batched_tokens.unwrap_or(usual.min(all))
     }
 
     /// The budget of a model: that of the pipeline stage whose cache holds least.
