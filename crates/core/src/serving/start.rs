@@ -63,7 +63,6 @@ pub fn start(model: &Model, plan: &ServePlan) -> Result<Served, Vec<Fault>> {
                 captures: !plan.enforce_eager,
                 chunked_prefill: plan.max_num_batched_tokens,
                 graph_batch: plan.max_cudagraph_capture_size,
-                ..default
             }
             .budget(&served)
         }

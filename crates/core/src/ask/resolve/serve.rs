@@ -135,7 +135,8 @@ fn serves(model: &Model, plan: &mut ServePlan, draft: &mut Draft<'_>, name: &str
     let local = matches!(plan.engine, ServingEngine::LlamaCpp | ServingEngine::Ollama);
     let kind = model.config()["model_type"].as_str();
     let embeds = !caches && kind.is_some_and(architecture::embeds) && model.only_counted().is_none();
-    if (encodes || !caches || !served) && !(embeds && local) {
+    let answered = embeds && local || !encodes && caches && served;
+    if !answered {
         let why = match (encodes, caches) {
             _ if model.only_counted().is_some() => "of which the parameters alone are known",
             (true, _) => "a decoder beside an encoder",
