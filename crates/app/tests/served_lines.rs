@@ -65,21 +65,17 @@ fn flags_without_effect_are_named_as_such() {
 
 #[test]
 fn flags_that_may_have_an_effect_are_said() {
-    let flags = "--attention-backend FLASHINFER --mm-processor-kwargs {} --hf-overrides {} --max-cudagraph-capture-size 8 \
-                 --cuda-graph-sizes 1 2 4 --swap-space 4 --kv-transfer-config {} --mamba-cache-mode align \
-                 --mamba-ssm-cache-dtype float32 --mm-encoder-tp-mode data --attention-config.backend FLASH_ATTN -O3";
+    let flags = "--attention-backend FLASHINFER --mm-processor-kwargs {} --hf-overrides {} --swap-space 4 --kv-transfer-config {} --mamba-cache-mode align \
+                 --mm-encoder-tp-mode data --attention-config.backend FLASH_ATTN -O3";
     let said = answered("Qwen/Qwen3-0.6B", &flags.split_whitespace().collect::<Vec<_>>());
     let notes = said["notes"].to_string();
     for flag in [
         "attention_backend",
         "mm_processor_kwargs",
         "hf_overrides",
-        "max_cudagraph_capture_size",
-        "cuda_graph_sizes",
         "swap_space",
         "kv_transfer_config",
         "mamba_cache_mode",
-        "mamba_ssm_cache_dtype",
         "mm_encoder_tp_mode",
         "attention_config",
         "optimization_level",

@@ -28,7 +28,10 @@ fn catalogued(name: &str) -> Model {
 fn model_for(row: &Setting) -> Model {
     match row.path {
         "batch.target_len" => catalogued("google-t5/t5-small"),
-        "batch.images" | "images_per_prompt" | "skip_mm_profiling" => catalogued("Qwen/Qwen2-VL-2B-Instruct"),
+        "batch.images" | "images_per_prompt" | "max_pixels" | "skip_mm_profiling" => {
+            catalogued("Qwen/Qwen2-VL-2B-Instruct")
+        }
+        "mamba_ssm_cache_dtype" => catalogued("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
         path if path.starts_with("diffusion.") => catalogued("sd1.5"),
         "quantization.experts" => catalogued("Qwen/Qwen1.5-MoE-A2.7B"),
         // More than one bucket.

@@ -91,7 +91,7 @@ impl Question {
         let plain = stored.as_ref().map(|(plain, _)| plain.clone());
         let plain = plain.filter(|_| self.asked.task == Task::Infer && self.asked.names("quantization").is_none());
         // So does an upload that is quantised; what a line says of its kernel (`awq_marlin`) is no more than that.
-        let upload = uploads::quantised(&name).filter(|_| serves && offline);
+        let upload = uploads::quantised(&name).filter(|_| serves && (offline || named.is_some()));
         let plain = plain.or_else(|| upload.as_ref().map(|upload| upload.base.to_owned()));
         let found = plain.as_deref().and_then(|plain| catalogue::find(plain).map(|entry| entry.id));
         if let (Some(mixture), true) = (stored.map(|(_, mixture)| mixture), plain.is_some()) {
@@ -195,6 +195,7 @@ impl Question {
         self.subject.assume =
             self.asked.assumed().map_err(|fault| Failure::faults(vec![fault], self.asked.runner()))?;
         self.read_tag();
+        self.subject.name = self.subject.name.take().map(|name| of_cache(&name).unwrap_or(name));
         let named = self.subject.name.clone().filter(|_| from_file);
         let found = self.subject.find(reach, false).or_else(|failure| self.kin(named.as_deref(), failure, reach));
         let mut found = found.map_err(|failure| failure.for_runner(self.asked.runner()))?;
@@ -231,6 +232,15 @@ impl Question {
     }
 }
 
+/// The name of a model whose folder is one of the hub's cache: `…/models--Qwen--Qwen3-8B/snapshots/…`.
+fn of_cache(path: &str) -> Option<String> {
+    if Path::new(path).exists() {
+        return None;
+    }
+    let folder = path.split('/').find_map(|part| part.strip_prefix("models--"))?;
+    folder.split_once("--").map(|(owner, name)| format!("{owner}/{name}"))
+}
+
 /// A built-in model of the same shape in the place of a GGUF file that is not here, as for the first model of a line.
 fn stand_in(name: &str, request: &mut Request, failure: Failure, reach: Reach) -> Result<Found, Failure> {
     let runner = request.runner;
@@ -238,7 +248,8 @@ fn stand_in(name: &str, request: &mut Request, failure: Failure, reach: Reach) -
         Exit::CouldNotFetch => failure,
         _ => {
             let message = format!("{{speculative_model}}: {}", failure.message(Door::CommandLine));
-            Failure::faults(vec![Fault::new("speculative_model", message)], runner)
+            let cure = "name it as on the hub, or leave the guessing out";
+            Failure::faults(vec![Fault::new("speculative_model", message).or(cure)], runner)
         }
     };
     let Some((plain, _)) = Mixture::of_name(name) else { return Err(told(failure)) };

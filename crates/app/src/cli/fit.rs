@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use vramcast_core::ask::file::Content;
-use vramcast_core::ask::line::shell;
+use vramcast_core::ask::line::{self, shell};
 use vramcast_core::ask::{Task, spell};
 
 use super::{Answer, Failure};
@@ -58,12 +58,16 @@ impl FileArguments {
         match (&self.plan, &self.line) {
             (Some(path), _) => files::plan(path, &self.without).map(Some),
             (None, Some(line)) => {
-                // What is exported before a line counts for it.
+                let lines = shell::lines(line);
+                // What prepares the ground for a known line starts nothing itself; what is exported before it counts for it.
+                let known = lines.iter().position(|words| line::is_known(words) && !exports(words)).unwrap_or(0);
                 let mut words = Vec::new();
-                for line in shell::lines(line) {
-                    let exported = line.first().is_some_and(|word| word == "export");
-                    words.extend(line);
-                    if !exported {
+                for (at, line) in lines.into_iter().enumerate() {
+                    let (exported, idle) = (exports(&line), at < known);
+                    if exported || !idle {
+                        words.extend(line);
+                    }
+                    if !exported && !idle {
                         break;
                     }
                 }
@@ -73,6 +77,18 @@ impl FileArguments {
             (None, None) => Err(Failure::bad_input("--without leaves keys of a file out, and there is none")),
         }
     }
+}
+
+fn exports(words: &[String]) -> bool {
+    words.first().is_some_and(|word| word == "export")
+}
+
+/// A line in quotes, or a file, behind flags.
+fn behind(words: &[String]) -> Option<usize> {
+    let known = |words: &Vec<String>| line::is_known(words) || line::holds_engine(words);
+    let at = words.iter().position(|word| word.trim().contains(' ') && shell::lines(word).iter().any(known));
+    let valued = |at: usize| words.get(at.wrapping_sub(1)).is_some_and(|word| !word.starts_with('-'));
+    at.or_else(|| words.len().checked_sub(1).filter(|last| valued(*last) && Path::new(&words[*last]).is_file()))
 }
 
 /// The words of `fit` as those of `train` or `infer`; `None` where nothing is given.
@@ -94,6 +110,12 @@ pub(super) fn rewrite(words: &[String]) -> Result<Option<Vec<String>>, Failure> 
             };
             arguments.line = Some(line.clone());
             (["--line".to_owned(), line], words[..at].to_vec())
+        }
+        None if words.first().is_some_and(|word| word.starts_with("--"))
+            && let Some(at) = behind(words) =>
+        {
+            let reordered = [&words[at..=at], &words[..at], &words[at + 1..]].concat();
+            return rewrite(&reordered);
         }
         None => match words.split_first() {
             Some((line, rest)) if line.contains(char::is_whitespace) && !Path::new(line).exists() => {

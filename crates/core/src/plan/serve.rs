@@ -47,6 +47,8 @@ pub struct ServePlan {
     pub block_size: Option<u64>,
     /// No CUDA graphs (vLLM).
     pub enforce_eager: bool,
+    /// The largest batch that CUDA graphs are captured for (vLLM, SGLang).
+    pub max_cudagraph_capture_size: Option<u64>,
     /// What an earlier start has compiled is found again (vLLM).
     pub compile_cache: bool,
     /// FlashInfer samples (vLLM).
@@ -57,12 +59,16 @@ pub struct ServePlan {
     pub no_videos: bool,
     /// `--limit-mm-per-prompt '{"image": 2}'`: images of a prompt (vLLM); as many as fit when absent.
     pub images_per_prompt: Option<u64>,
+    /// Pixels of a picture at most (vLLM); as many as the model takes when absent.
+    pub max_pixels: Option<u64>,
     /// `--limit-mm-per-prompt '{"audio": 0}'`: no sound.
     pub no_audio: bool,
     /// Nothing goes through encoders in the profile run (vLLM).
     pub skip_mm_profiling: bool,
     /// Whether finished prompts are kept in the cache; none: as the version does unasked (vLLM).
     pub enable_prefix_caching: Option<bool>,
+    /// The type of recurrent states; as the config says when absent (vLLM).
+    pub mamba_ssm_cache_dtype: Option<String>,
     /// Room for adapters (vLLM).
     pub enable_lora: bool,
     /// Adapters at once (vLLM).
@@ -180,14 +186,17 @@ impl Default for ServePlan {
             cpu_offload_gb: None,
             block_size: None,
             enforce_eager: false,
+            max_cudagraph_capture_size: None,
             compile_cache: false,
             flashinfer_sampler: false,
             language_model_only: false,
             no_videos: false,
             images_per_prompt: None,
+            max_pixels: None,
             no_audio: false,
             skip_mm_profiling: false,
             enable_prefix_caching: None,
+            mamba_ssm_cache_dtype: None,
             enable_lora: false,
             max_loras: None,
             max_lora_rank: None,

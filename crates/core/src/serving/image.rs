@@ -30,6 +30,18 @@ pub struct ImageEncoder {
     pub per_prompt: u64,
 }
 
+impl ImageEncoder {
+    /// Pictures of no more than so many pixels, where they come in any size: Qwen's (`smart_resize` of its processor).
+    pub(super) fn bound(&mut self, pixels: u64) {
+        if matches!(self.video, Some(VideoTokens::Fixed(_) | VideoTokens::Frames | VideoTokens::None)) {
+            // A patch has three colours of two frames.
+            let token = (self.pixels / 6).saturating_mul(self.merged).max(1);
+            self.tokens = self.tokens.min(pixels / token).max(1);
+            self.patches = self.tokens.saturating_mul(self.merged);
+        }
+    }
+}
+
 /// The encoder of a config; none where it has none, or where the size of an image is not known to us.
 pub(super) fn encoder(config: &Config<'_>) -> Option<ImageEncoder> {
     let kind = families::facts(config.model_type()).image_tokens?;

@@ -62,7 +62,7 @@ pub fn start(model: &Model, plan: &ServePlan) -> Result<Served, Vec<Fault>> {
                 page_size: plan.block_size.unwrap_or(default.page_size),
                 captures: !plan.enforce_eager,
                 chunked_prefill: plan.max_num_batched_tokens,
-                ..default
+                graph_batch: plan.max_cudagraph_capture_size,
             }
             .budget(&served)
         }
@@ -96,6 +96,8 @@ pub fn start(model: &Model, plan: &ServePlan) -> Result<Served, Vec<Fault>> {
         _ => {
             let engine = vllm(plan, cache_dtype, &served);
             let idle = let_in(plan, model, &mut served, rules(&engine.version).since);
+            let states = plan.mamba_ssm_cache_dtype.as_deref().and_then(DType::parse);
+            served.state_dtype = states.or(served.state_dtype);
             let draft = draft(plan, &served, &engine).map_err(one)?;
             let mut budget = engine.budget_with(&served, draft.as_ref());
             budget.notes.extend(without_effect(plan, &engine, &served));
@@ -110,7 +112,7 @@ pub fn start(model: &Model, plan: &ServePlan) -> Result<Served, Vec<Fault>> {
 fn let_in(plan: &ServePlan, model: &Model, served: &mut ServedModel, since: [u32; 3]) -> Option<String> {
     let limited = plan.language_model_only || plan.no_videos || plan.no_audio || plan.skip_mm_profiling;
     if !served.multimodal {
-        let said = limited || plan.images_per_prompt.is_some();
+        let said = limited || plan.images_per_prompt.is_some() || plan.max_pixels.is_some();
         return said.then(|| "what a prompt may hold beside text changes nothing: the model has no encoders".into());
     }
     let says = |keys: &[&str]| keys.iter().any(|key| model.config().get(key).is_some_and(|value| !value.is_null()));
@@ -131,6 +133,7 @@ fn let_in(plan: &ServePlan, model: &Model, served: &mut ServedModel, since: [u32
         encoder.video = encoder.video.map(|_| VideoTokens::None);
     }
     encoder.per_prompt = plan.images_per_prompt.unwrap_or(u64::MAX);
+    encoder.bound(plan.max_pixels.unwrap_or(u64::MAX));
     if let (Some(0), Some(VideoTokens::Fixed(tokens))) = (plan.images_per_prompt, encoder.video) {
         (encoder.tokens, encoder.patches) = (tokens, tokens.saturating_mul(encoder.merged));
     }
@@ -232,7 +235,10 @@ fn cache_dtype(plan: &ServePlan, format: &WeightFormat) -> Result<DType, Fault> 
             _ => DType::BF16,
         }),
         Some(text) if text.starts_with("fp8") => Ok(DType::F8E4M3),
-        Some(text) => DType::parse(text).ok_or_else(|| Fault::value("kv_cache_dtype", text, "auto, bf16, fp16 or fp8")),
+        Some(text) => DType::parse(text).ok_or_else(|| {
+            let fault = Fault::value("kv_cache_dtype", text, "auto, bf16, fp16 or fp8");
+            fault.or("say fp8, the narrowest that is answered")
+        }),
     }
 }
 
@@ -270,6 +276,7 @@ fn vllm(plan: &ServePlan, cache_dtype: DType, model: &ServedModel) -> VllmPlan {
         block_size: plan.block_size.unwrap_or(default.block_size),
         cache_dtype,
         enforce_eager: plan.enforce_eager,
+        largest_graph: plan.max_cudagraph_capture_size,
         compiled_before: plan.compile_cache,
         flashinfer: plan.flashinfer_sampler,
         lora: plan.enable_lora.then_some(lora),
@@ -321,6 +328,10 @@ fn without_effect(plan: &ServePlan, engine: &VllmPlan, model: &ServedModel) -> V
         (
             plan.num_speculative_tokens.is_some() && !states,
             "num_speculative_tokens: only states of constant size grow with it, which the model does not have",
+        ),
+        (
+            plan.mamba_ssm_cache_dtype.is_some() && !states,
+            "mamba_ssm_cache_dtype: only recurrent states are in it, which the model does not have",
         ),
         (
             plan.expert_parallel && engine.tensor_parallel.saturating_mul(engine.data_parallel) == 1,

@@ -14,6 +14,7 @@ use vramcast_core::source::catalogue;
 use vramcast_core::source::uploads::quantised;
 
 mod vllm;
+mod vllm_profile;
 
 const F16: Element = Element::plain(DType::F16);
 

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::arguments::typed;
-use super::{base, shell, variables};
+use super::{base, serving, shell, variables};
 use crate::ask::file::Content;
 use crate::ask::{environment, tree};
 use crate::plan::Fault;
@@ -119,12 +119,14 @@ fn valued(words: &[String]) -> &[String] {
 fn mpirun<'a>(words: &'a [String], launch: &mut Launch) -> &'a [String] {
     launch.starts = true;
     // `-x NAME`, `-H hosts` and `--mca key value` stand between.
-    let program = |word: &String| {
+    let program = |at: &usize| {
+        let word = &words[*at];
         word.starts_with("python")
             || word.ends_with(".py")
             || ["torchrun", "accelerate", "deepspeed"].contains(&base(word))
+            || serving::program(&words[*at..]).is_some()
     };
-    let at = words.iter().position(program).unwrap_or(words.len());
+    let at = (0..words.len()).find(program).unwrap_or(words.len());
     let tasks = words[..at].windows(2).find(|pair| ["-np", "-n", "--np"].contains(&pair[0].as_str()));
     launch.gpus = tasks.and_then(|pair| pair[1].parse().ok()).or(launch.gpus);
     &words[at..]

@@ -86,6 +86,11 @@ pub fn is_known(words: &[String]) -> bool {
         }
 }
 
+/// Whether words hold an engine's line behind a program that is not known.
+pub fn holds_engine(words: &[String]) -> bool {
+    wrapping::engine(words).is_some()
+}
+
 /// Whether words start a program in Python, whatever it may be.
 pub fn runs_script(words: &[String]) -> bool {
     let rest = wrapping::unwrap(words, &mut Launch::default());
@@ -157,6 +162,11 @@ pub fn read(
     let beside = Beside { open, without, cards: launch.cards(), ..Beside::default() };
     let mut content = match program(first, &rest[1..], &beside, &mut launch)? {
         Some(content) => content,
+        None if let Some((line, before)) = wrapping::engine(&rest) => {
+            let mut content = read(&line, open, without)?;
+            content.notes.push(format!("passed over, as what it changes is not known: {before}"));
+            return Ok(content);
+        }
         None => {
             let problem = format!("{first}: what it runs is not known");
             let cure = "known are torchrun, accelerate launch, deepspeed, srun, python SCRIPT, trl, axolotl, llamafactory-cli, \

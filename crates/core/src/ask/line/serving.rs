@@ -14,6 +14,9 @@ use crate::ask::runner::Runner;
 use crate::ask::table;
 use crate::plan::{Fault, import};
 
+/// Flags that name the model.
+const MODEL: [&str; 6] = ["model", "model_tag", "model_path", "model_id", "m", "hf_repo"];
+
 /// What is said where a line stretches the model's positions: longer sequences than it was made for are then meant.
 pub(in crate::ask) const STRETCHED: &str = "positions are stretched, which takes no memory";
 
@@ -88,6 +91,9 @@ pub(super) fn line(
             *value = Value::Bool(true);
         }
     }
+    if parsed.plain.is_empty() && [Runner::Vllm, Runner::TensorrtLlm].contains(&runner) {
+        parsed.plain.extend(swallowed(&mut parsed.object, runner));
+    }
     let mut object = Map::new();
     if let Some(file) = parsed.object.shift_remove("config").and_then(|name| name.as_str().map(str::to_owned)) {
         let inner = open(&file).map_err(|problem| vec![Fault::new("", format!("--config {file}: {problem}"))])?;
@@ -107,6 +113,22 @@ pub(super) fn line(
     let mut content = layer(runner, &all, parsed.plain.first().cloned())?;
     content.notes.extend(own.into_iter().chain(said));
     Ok(Some(content))
+}
+
+/// The model that stands behind the value of a flag which takes one: `--max-model-len 4096 Qwen/Qwen3-8B`.
+fn swallowed(object: &mut Map<String, Value>, runner: Runner) -> Option<String> {
+    if object.keys().any(|key| MODEL.contains(&key.as_str())) {
+        return None;
+    }
+    let one = |key: &str| runner != Runner::Vllm || vllm::follow(key) == Some(Follow::One);
+    object.iter_mut().filter(|(key, _)| one(key)).find_map(|(_, value)| {
+        let (first, last) = match value.as_array()?.as_slice() {
+            [first, Value::String(last)] => (first.clone(), last.clone()),
+            _ => return None,
+        };
+        *value = first;
+        Some(last)
+    })
 }
 
 /// LM Studio's words for llama.cpp's (`lms load --help`): a context of 4096 unless said, all layers, or a share of them.
@@ -167,6 +189,9 @@ fn special(runner: Runner, key: &str, value: &Value) -> Option<Result<Option<Str
         (Runner::LlamaCpp, "gpu_share") => {
             Some(Err(("a share of the layers", "say off or max, or how many: llama-server -m MODEL -ngl N")))
         }
+        (Runner::TensorrtLlm, "extra_llm_api_options" | "config") => Some(Ok(Some(format!(
+            "not simulated: {text}: what that file sets is not read, such as the type of keys and values; say --kv-cache-dtype"
+        )))),
         (Runner::TensorrtLlm, "backend") if text == "pytorch" || text == "_autodeploy" => Some(Ok(None)),
         (Runner::TensorrtLlm, "backend") => {
             Some(Ok(Some(format!("backend {text}: its buffers are estimated as PyTorch's"))))
@@ -306,7 +331,7 @@ pub(in crate::ask) fn layer(
             None => {}
         }
         match key.as_str() {
-            "model" | "model_tag" | "model_path" | "model_id" | "m" | "hf_repo" => {
+            key if MODEL.contains(&key) => {
                 content.model = content.model.or_else(|| value.as_str().map(str::to_owned));
                 continue;
             }
@@ -332,7 +357,21 @@ pub(in crate::ask) fn layer(
                 vllm::limits(value, &mut content);
                 continue;
             }
+            "cudagraph_capture_sizes" | "cuda_graph_sizes" if runner == Runner::Vllm => {
+                vllm::captured(value, &mut content);
+                continue;
+            }
+            "mm_processor_kwargs" if runner == Runner::Vllm => {
+                vllm::pictures(value, &mut content);
+                continue;
+            }
             "compilation_config" | "optimization_level" if runner == Runner::Vllm => {
+                if let Some(sizes) = value.get("cudagraph_capture_sizes").or(value.get("max_cudagraph_capture_size")) {
+                    vllm::captured(sizes, &mut content);
+                    if value.as_object().is_some_and(|object| object.len() == 1) {
+                        continue;
+                    }
+                }
                 if let Some(said) = vllm::without_graphs(&key, value) {
                     content.named.push(("enforce_eager".into(), Given::Value(Value::Bool(true))));
                     content.notes.extend(said);
@@ -343,6 +382,7 @@ pub(in crate::ask) fn layer(
         }
         let value = &match (runner, value.as_str()) {
             (Runner::Vllm, _) => counted(value),
+            (Runner::Sglang, _) if key == "chunked_prefill_size" && value.as_i64() == Some(-1) => sglang::whole(object),
             // `Quantization` of its launcher.
             (Runner::Tgi, Some("bitsandbytes-nf4" | "bitsandbytes-fp4")) => "nf4".into(),
             (Runner::Tgi, Some("bitsandbytes" | "eetq")) => "int8".into(),
@@ -378,6 +418,7 @@ pub(in crate::ask) fn layer(
             let instead = REFUSED.iter().find(|(known, _)| *known == key && runner == Runner::Vllm);
             let instead = match runner {
                 Runner::Sglang => sglang::refused(&key),
+                Runner::Tgi if key.starts_with("lora_") => Some("adapters are simulated for vLLM alone: leave it out"),
                 _ => instead.map(|(_, instead)| *instead),
             };
             faults.push(match (instead, nearest(&key, runner)) {

@@ -1,5 +1,7 @@
 //! Words of SGLang's lines (server_args.py of v0.5.18) that decide no memory of a card, that are not simulated, and that are refused.
 
+use serde_json::{Map, Value};
+
 /// What changes no memory of a card; those that end in `*` stand for what begins so.
 const HARMLESS: &[&str] = &[
     "abort_*",
@@ -19,6 +21,7 @@ const HARMLESS: &[&str] = &[
     "default_priority_value",
     "delete_ckpt_after_loading",
     "detokenizer_worker_num",
+    "disable_flashinfer",
     "disable_flashinfer_autotune",
     "disable_outlines_disk_cache",
     "disable_overlap_schedule",
@@ -203,6 +206,12 @@ const REFUSED: &[(&str, &str)] = &[
     ("max_loras_per_batch", "adapters are simulated for vLLM alone: leave it out, or ask --engine vllm"),
     ("dllm_", "models that write by diffusion are not simulated: leave it out"),
 ];
+
+/// What a prompt that is not cut in chunks counts for: `--max-prefill-tokens` (`_handle_gpu_memory_settings` of server_args.py).
+pub(super) fn whole(object: &Map<String, Value>) -> Value {
+    let most = ["max_prefill_tokens", "max-prefill-tokens"].iter().find_map(|key| object.get(*key));
+    most.cloned().unwrap_or_else(|| 16_384.into())
+}
 
 pub(super) fn harmless(key: &str) -> bool {
     HARMLESS.iter().any(|known| known.strip_suffix('*').map_or(*known == key, |start| key.starts_with(start)))

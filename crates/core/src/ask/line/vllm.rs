@@ -183,6 +183,34 @@ pub(super) fn limits(value: &Value, content: &mut Content) {
     content.named.push(("limit-mm-per-prompt".into(), Given::Text(text)));
 }
 
+/// Sizes that graphs are captured for, as the largest of them for the setting.
+pub(super) fn captured(value: &Value, content: &mut Content) {
+    let text = value.to_string();
+    let sizes = text.split(|c: char| !c.is_ascii_digit()).filter_map(|size| size.parse::<u64>().ok());
+    if let Some(largest) = sizes.max() {
+        content.named.push(("max_cudagraph_capture_size".into(), Given::Value(largest.into())));
+        if text.contains(',') {
+            content.notes.push(format!("graphs are captured for all usual sizes up to {largest}"));
+        }
+    }
+}
+
+/// Options of a model's processor: how large a picture may be is a setting, others are said.
+pub(super) fn pictures(value: &Value, content: &mut Content) {
+    let read = value.as_str().and_then(|text| serde_json::from_str(text).ok());
+    let object: Value = read.unwrap_or_else(|| value.clone());
+    let most = object.get("max_pixels").or_else(|| object.pointer("/size/longest_edge")).and_then(Value::as_u64);
+    content.named.extend(most.map(|most| ("max_pixels".to_owned(), Given::Value(most.into()))));
+    let others = object.as_object().into_iter().flatten().map(|(key, _)| key.as_str());
+    let others: Vec<&str> = others.filter(|key| !["max_pixels", "min_pixels", "size"].contains(key)).collect();
+    if most.is_none() || !others.is_empty() {
+        let which = if others.is_empty() { "size".to_owned() } else { others.join(", ") };
+        content.notes.push(format!(
+            "not simulated: mm_processor_kwargs ({which}): the profile run takes the model's usual images"
+        ));
+    }
+}
+
 /// Who guesses ahead, as text for the setting, and a word on heads that are counted as models of their own.
 pub(super) fn speculation(value: &Value, content: &mut Content) {
     let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);

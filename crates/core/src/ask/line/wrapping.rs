@@ -11,7 +11,7 @@ const DEEPEST: usize = 6;
 const IMAGES: [(&str, &[&str]); 7] = [
     ("vllm", &["vllm", "serve"]),
     ("text-generation-inference", &["text-generation-launcher"]),
-    ("sglang", &["python"]),
+    ("sglang", &["sglang.launch_server"]),
     ("llama.cpp", &["llama-server"]),
     ("koboldcpp", &["koboldcpp"]),
     ("ollama/ollama", &["ollama", "serve"]),
@@ -27,6 +27,10 @@ const TOOLS: [(&str, &str); 6] = [
     ("--bench", "llama-bench"),
     ("-b", "llama-bench"),
 ];
+
+/// Options of containers whose values may name an engine and are no image: folders above all.
+const VALUED: [&str; 10] =
+    ["-v", "--volume", "--mount", "--bind", "-B", "-e", "--env", "--name", "--env-file", "--hostname"];
 
 const CONTAINERS: [&str; 6] = ["docker", "podman", "singularity", "apptainer", "nerdctl", "enroot"];
 
@@ -89,6 +93,17 @@ fn behind(words: &[String]) -> Option<Vec<String>> {
     })
 }
 
+/// An engine's line behind words of a program that is not known, and those words.
+pub(super) fn engine(words: &[String]) -> Option<(Vec<String>, String)> {
+    // An engine's name alone may be a value.
+    let serves = |at: &usize| {
+        let second = words.get(at + 1).map_or("", String::as_str);
+        serving::program(&words[*at..]).is_some() && (base(&words[*at]) != "vllm" || second == "serve")
+    };
+    let at = (1..words.len()).find(serves)?;
+    Some((words[at..].to_vec(), words[..at].join(" ")))
+}
+
 fn begins(words: &[String]) -> bool {
     const STARTERS: [&str; 13] = [
         "torchrun",
@@ -118,7 +133,9 @@ fn image(words: &[String]) -> Option<Vec<String>> {
     let of = |word: &String| {
         IMAGES.iter().find(|(name, _)| !word.starts_with('-') && word.contains(name) && word.contains([':', '/']))
     };
-    let (at, (_, program)) = words.iter().enumerate().skip(1).find_map(|(at, word)| Some((at, of(word)?)))?;
+    let value = |at: usize| VALUED.contains(&words[at - 1].as_str());
+    let image = |(at, word): (usize, &String)| Some((at, of(word).filter(|_| !value(at))?));
+    let (at, (_, program)) = words.iter().enumerate().skip(1).find_map(image)?;
     let mut rest = &words[at + 1..];
     // Variables may say everything.
     let told = || words[..at].iter().any(|word| word.contains("LLAMA_ARG_"));

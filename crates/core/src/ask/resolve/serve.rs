@@ -134,16 +134,18 @@ fn serves(model: &Model, plan: &mut ServePlan, draft: &mut Draft<'_>, name: &str
     // llama.cpp makes embeddings with encoders, too.
     let local = matches!(plan.engine, ServingEngine::LlamaCpp | ServingEngine::Ollama);
     let kind = model.config()["model_type"].as_str();
-    let embeds = local && !caches && kind.is_some_and(architecture::embeds) && model.only_counted().is_none();
-    if (encodes || !caches || !served) && !embeds {
+    let embeds = !caches && kind.is_some_and(architecture::embeds) && model.only_counted().is_none();
+    let answered = embeds && local || !encodes && caches && served;
+    if !answered {
         let why = match (encodes, caches) {
             _ if model.only_counted().is_some() => "of which the parameters alone are known",
             (true, _) => "a decoder beside an encoder",
             (_, false) => "a model that generates no text",
             _ => "which no engine here serves",
         };
-        let what = format!("{name} ({family}), {why}, on {engine}");
-        return draft.faults.add(Fault::unsupported("engine", what).or_drop("engine"));
+        let fault = Fault::unsupported("engine", format!("{name} ({family}), {why}, on {engine}"));
+        let elsewhere = "llama.cpp is answered for it: {engine} llama.cpp";
+        return draft.faults.add(if embeds { fault.or(elsewhere) } else { fault.or_drop("engine") });
     }
     let longest = lengths::longest(model);
     let (Some(mut asked), Some(most)) = (plan.context, longest) else { return };
@@ -205,7 +207,9 @@ fn capable(config: &serde_json::Value, plan: &ServePlan, draft: &mut Draft<'_>) 
     const CELLS: [&str; 9] = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"];
     for (path, kind) in [("cache_type_k", &plan.cache_type_k), ("cache_type_v", &plan.cache_type_v)] {
         if let Some(kind) = kind.as_deref().filter(|kind| !CELLS.contains(&kind.to_ascii_lowercase().as_str())) {
-            draft.faults.add(Fault::value(path, kind, CELLS.join(", ")));
+            draft.faults.add(
+                Fault::value(path, kind, CELLS.join(", ")).or("say the nearest of these: types of forks are not known"),
+            );
         }
     }
     let Some(capability) = plan.gpu.capability else {

@@ -107,6 +107,11 @@ pub(super) const ROWS: &[Setting] = &[
     setting("enforce_eager", "enforce-eager", Kind::Switch, "No CUDA graphs")
         .also(&["disable-cuda-graph"])
         .on(S, Scope::VLLM.and(Runner::Sglang.alone())).example("--enforce-eager"),
+    setting("max_cudagraph_capture_size", "max-cudagraph-capture-size", Kind::Whole, "The largest batch that CUDA graphs are captured for")
+        .also(&["cuda-graph-max-bs"])
+        .from("the version's default")
+        .on(S, Scope::VLLM.and(Runner::Sglang.alone()))
+        .example("--max-cudagraph-capture-size 8"),
     setting("compile_cache", "compile-cache", Kind::Switch, "What an earlier start has compiled is found again; a first start compiles, which leaves less for the cache")
         .on(S, Scope::VLLM),
     setting("flashinfer_sampler", "flashinfer-sampler", Kind::Switch, "FlashInfer samples (VLLM_USE_FLASHINFER_SAMPLER=1; before 0.11.1 wherever it is installed, as in vLLM's images, since 0.21 unasked): logits are not sorted in the profile run")
@@ -119,8 +124,17 @@ pub(super) const ROWS: &[Setting] = &[
         .from("999 of each kind")
         .on(S, Scope::VLLM)
         .example("--limit-mm-per-prompt {\"image\":0,\"video\":0}"),
+    setting("max_pixels", "max-pixels", Kind::Whole, "Pixels of a picture at most, as --mm-processor-kwargs '{\"max_pixels\": 1003520}' bounds Qwen's")
+        .from("as many as the model takes")
+        .on(S, Scope::VLLM)
+        .example("--max-pixels 200704"),
     setting("no_videos", "no-videos", Kind::Switch, "No videos in the profile run, as with 0 of them in --limit-mm-per-prompt")
         .on(S, Scope::VLLM),
+    setting("mamba_ssm_cache_dtype", "mamba-ssm-cache-dtype", Kind::Choice(&[("auto", ""), ("fp32", ""), ("bf16", ""), ("fp16", "")]), "The type of recurrent states, but for those of convolutions")
+        .value("TYPE")
+        .from("auto: as the config says")
+        .on(S, Scope::VLLM)
+        .example("--mamba-ssm-cache-dtype bfloat16"),
     setting("no_audio", "no-audio", Kind::Switch, "No sound in a prompt, as with 0 of it in --limit-mm-per-prompt").on(S, Scope::VLLM),
     setting("skip_mm_profiling", "skip-mm-profiling", Kind::Switch, "No images, videos or sound in the profile run; encoders are loaded")
         .on(S, Scope::VLLM)

@@ -6,7 +6,7 @@ use super::{Draft, Object, at};
 use crate::serving::llama_cpp::Mixture;
 
 /// Flags of vLLM (engine/arg_utils.py) and where a plan has them.
-const VLLM: [(&str, &str); 22] = [
+const VLLM: [(&str, &str); 24] = [
     ("max-model-len", "context"),
     ("gpu-memory-utilization", "gpu_memory_utilization"),
     ("tensor-parallel-size", "tensor_parallel_size"),
@@ -21,6 +21,8 @@ const VLLM: [(&str, &str); 22] = [
     ("decode-context-parallel-size", "decode_context_parallel_size"),
     ("quantization", "quantization"),
     ("enforce-eager", "enforce_eager"),
+    ("max-cudagraph-capture-size", "max_cudagraph_capture_size"),
+    ("mamba-ssm-cache-dtype", "mamba_ssm_cache_dtype"),
     ("enable-expert-parallel", "expert_parallel"),
     ("enable-lora", "enable_lora"),
     ("max-loras", "max_loras"),
@@ -69,9 +71,10 @@ pub(super) fn draft(tool: &str, model: &str, plan: &Value) -> Draft {
     if tool == "vllm" {
         let mut file = Object::new();
         file.insert("model".into(), json!(model));
+        let typed = ["dtype", "mamba-ssm-cache-dtype"];
         for (flag, path) in VLLM {
             if let Some(value) = said(path) {
-                let spelled = TYPES.iter().find(|(ours, _)| flag == "dtype" && value == ours);
+                let spelled = TYPES.iter().find(|(ours, _)| typed.contains(&flag) && value == ours);
                 file.insert(flag.into(), spelled.map_or_else(|| value.clone(), |(_, theirs)| json!(theirs)));
             }
         }
@@ -82,6 +85,9 @@ pub(super) fn draft(tool: &str, model: &str, plan: &Value) -> Draft {
         }
         if !limits.is_empty() {
             file.insert("limit-mm-per-prompt".into(), Value::Object(limits));
+        }
+        if let Some(pixels) = said("max_pixels") {
+            file.insert("mm-processor-kwargs".into(), json!({"max_pixels": pixels}));
         }
         let line = ["vllm", "serve", "--config", "vllm.yaml"].map(str::to_owned).to_vec();
         return Draft { files: vec![("vllm.yaml".into(), Value::Object(file))], line, own: None };

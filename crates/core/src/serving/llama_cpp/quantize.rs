@@ -77,7 +77,8 @@ impl Mixture {
         let usual = if last.to_ascii_lowercase().contains("gpt-oss") { "MXFP4" } else { "Q4_K_M" };
         let (repository, tag) = last.split_once(':').unwrap_or((last, usual));
         let plain = repository.strip_suffix("-GGUF").or_else(|| repository.strip_suffix("-gguf"))?;
-        let found = Self::find(tag)?;
+        // llama.cpp takes the first file whose name holds the tag (`get_hf_file` of common/download.cpp).
+        let found = Self::find(tag).or_else(|| Self::find(&format!("UD-{tag}")))?;
         let found = match owner.eq_ignore_ascii_case("unsloth") {
             true => publishers::trained(plain, publishers::unsloths(found)),
             false => found,

@@ -31,6 +31,8 @@ pub(super) struct Graphs<'a> {
     pub(super) batched: u64,
     /// Tokens of a sequence that are decoded at once.
     pub(super) decoded: u64,
+    /// What is captured at most, where somebody says so.
+    pub(super) largest: Option<u64>,
     pub(super) card: &'a Card,
     pub(super) workspace: u64,
     /// Whether the cache is in 8 bits.
@@ -41,7 +43,7 @@ impl Graphs<'_> {
     /// Sizes that are captured over pieces (`_set_cudagraph_sizes` of vllm/config/vllm.py).
     fn sizes(self) -> Vec<u64> {
         let usual = self.sequences.saturating_mul(self.decoded.max(1)).saturating_mul(2).min(512);
-        let largest = self.model.vllm.largest_graph.unwrap_or(usual).min(self.batched);
+        let largest = self.largest.unwrap_or(usual).min(self.batched);
         let small = [1, 2, 4].into_iter().chain((8..256).step_by(8));
         small.chain((256..=1024).step_by(16)).filter(|size| *size <= largest.max(1)).collect()
     }

@@ -58,6 +58,8 @@ pub struct VllmPlan {
     pub cache_dtype: DType,
     /// `--enforce-eager`: no CUDA graphs.
     pub enforce_eager: bool,
+    /// `--max-cudagraph-capture-size`; the version's default when absent.
+    pub largest_graph: Option<u64>,
     /// Whether it finds what an earlier start has compiled (`VLLM_CACHE_ROOT`).
     pub compiled_before: bool,
     /// Whether FlashInfer samples where the version would not take it unasked (`VLLM_USE_FLASHINFER_SAMPLER`).
@@ -100,6 +102,7 @@ impl Default for VllmPlan {
             block_size: 16,
             cache_dtype: DType::BF16,
             enforce_eager: false,
+            largest_graph: None,
             compiled_before: false,
             flashinfer: false,
             lora: None,
@@ -135,14 +138,16 @@ impl VllmPlan {
     }
 
     fn batched(&self, rules: &Rules, length: u64) -> u64 {
-        self.max_num_batched_tokens.unwrap_or(match rules.v1 {
+        let usual = match rules.v1 {
             true if self.memory >= LARGEST_CARD && self.is_large(rules) => rules.largest_batch,
             true if self.is_large(rules) => 8192,
             true => 2048,
             // Before V1 prompts were cut in chunks from 32k on only.
             false if length > 32_768 => rules.chunk,
             false => length.max(2048),
-        })
+        };
+        let all = if rules.bounded_batch { self.sequences(rules).saturating_mul(length) } else { u64::MAX };
+        self.max_num_batched_tokens.unwrap_or(usual.min(all))
     }
 
     /// The budget of a model: that of the pipeline stage whose cache holds least.
@@ -208,6 +213,7 @@ impl VllmPlan {
             sequences,
             batched,
             decoded: self.speculative_tokens.saturating_add(1),
+            largest: self.largest_graph.or(model.vllm.largest_graph),
             card: &self.card,
             workspace: self.workspace,
             narrow: self.cache_dtype.size() < 2,

@@ -80,7 +80,7 @@ impl VllmPlan {
             _ => return None,
         };
         let row = hidden.saturating_mul(2).max(1);
-        let tokens = ((largest << 10) / row).min(self.batched(rules, self.max_model_len.unwrap_or(1)));
+        let tokens = ((largest << 10) / row).min(self.batched(rules, self.max_model_len.unwrap_or(u64::MAX)));
         Some(tokens.saturating_mul(row).saturating_mul(tensor).saturating_mul(FUSED_BUFFERS))
     }
 }

@@ -47,17 +47,22 @@ impl VllmPlan {
         if second && model.vllm.turns_in_single {
             kept.push(two(model.positions, model.turned));
         }
-        if rules.experts_kept && model.chosen_experts > 0 && !self.swizzles(model, rules) {
-            // One workspace for all who ask, as large as the largest (v1/worker/workspace.py).
-            kept.push(self.expert_buffers(model, rules, batch.tokens).max(folded::gathered(model, batch.length)));
-        }
+        kept.extend(Some(self.shared(model, rules, batch)).filter(|bytes| *bytes > 0));
         if folded::streams(model) > 0 && self.card.capability >= 120 {
             kept.push(folded::FLASHINFER);
         }
         kept
     }
 
-    /// The peak of the profile run above the weights and what stays.
+    /// One workspace for all who ask, as large as the largest, from the text's run on (v1/worker/workspace.py).
+    fn shared(&self, model: &ServedModel, rules: &Rules, batch: Batch) -> u64 {
+        match rules.experts_kept && model.chosen_experts > 0 && !self.swizzles(model, rules) {
+            true => self.expert_buffers(model, rules, batch.tokens).max(folded::gathered(model, batch.length)),
+            false => 0,
+        }
+    }
+
+    /// The peak of the profile run above the weights and what stays, of which an encoder, which runs first, finds no workspace.
     pub(super) fn activations(&self, model: &ServedModel, rules: &Rules, batch: Batch, second: bool) -> u64 {
         let tensor = self.tensor_parallel.max(1);
         let sampler = if second { second::logits(model, batch, tensor) } else { self.sampler(model, rules, batch) };
@@ -87,7 +92,7 @@ impl VllmPlan {
         let chosen =
             folded::chosen(model, batch.tokens).max(tuned::states(model, rules, &self.card, batch.tokens, tensor));
         let text = sampler.max(dense).max(experts).max(latent).max(chosen).saturating_add(cached);
-        text.max(encoder).saturating_add(workspace)
+        text.saturating_add(workspace).max(encoder.saturating_sub(self.shared(model, rules, batch)))
     }
 
     /// Whether a first start holds more than a later one. Over several cards what is looked up is summed before anything else

@@ -90,6 +90,8 @@ pub struct Rules {
     pub batches_in_flight: bool,
     /// Tokens in a batch on cards of 160 GiB and more.
     pub largest_batch: u64,
+    /// Whether a batch that nobody bounds has no more tokens than all sequences of full length.
+    pub bounded_batch: bool,
     /// `--gpu-memory-utilization` when it is not given, in thousandths.
     pub utilization_thousandths: u64,
     /// Whether AWQ runs in Hopper's own kernel (`_POSSIBLE_KERNELS` of kernels/linear), or in Marlin everywhere.
@@ -198,6 +200,7 @@ pub(super) const OLDEST: Rules = Rules {
     reserved_counts: false,
     batches_in_flight: false,
     largest_batch: 8192,
+    bounded_batch: false,
     utilization_thousandths: 900,
     awq_machete: false,
     swizzles: false,
@@ -277,9 +280,11 @@ const V0_11_0: Rules = Rules {
 const V0_11_1: Rules = Rules {
     since: [0, 11, 1],
     benchmarks: true,
+    bounded_batch: true,
     latent_step: 64,
     tower: Tower::Single,
-    source: "vllm/model_executor/models/config.py of v0.11.1: `kernel_block_alignment_size`; torch 2.9, which vllm/config/compilation.py fuses more with",
+    source: "vllm/model_executor/models/config.py of v0.11.1: `kernel_block_alignment_size`; torch 2.9, which \
+             vllm/config/compilation.py fuses more with; engine/arg_utils.py: `_set_default_args`",
     ..V0_11_0
 };
 const V0_12_0: Rules = Rules {
