@@ -141,6 +141,7 @@ fn suggestions_hold() {
         "train gpt2 --batch-size 24 --optimizer-implementation foreach --gpu t4",
         "train llama3-8b --gpu rtx4090",
         "train llama3-8b --lora --gpu rtx4090",
+        "train llama3-8b --engine megatron --gpus 8 --no-distributed-optimizer --gpu h100",
     ] {
         let (document, code) = json(line);
         assert_eq!(code, 1, "{line}");

@@ -244,6 +244,17 @@ pub const MOVES: &[Move] = &[
         },
     },
     Move {
+        settings: &["parallel.engine.megatron.distributed_optimizer"],
+        fixed: &["parallel.engine.megatron.distributed_optimizer"],
+        cost: Cost::Nothing,
+        why: "each card keeps its part of the optimizer's states",
+        values: |now| {
+            let at = "parallel.engine.megatron.distributed_optimizer";
+            let whole = now.runner == Runner::Megatron && tree::get(now.tree, at) == Some(&Value::Bool(false));
+            when(whole && now.number("parallel.mesh.dp_shard") > 1, [tree::of(at, json!(true))])
+        },
+    },
+    Move {
         settings: &["parallel.engine.megatron.recompute"],
         fixed: &["parallel.engine.megatron.recompute"],
         cost: Cost::Time,
