@@ -30,6 +30,21 @@ fn pictures_are_one_for_each_sample() {
     assert!(error.to_string().contains("48 groups"), "{error}");
 }
 
+/// Of a pipeline by its name the denoiser is trained, which is said: Stable Diffusion 1.5's UNet has 859,520,964 parameters.
+#[test]
+fn of_a_pipeline_the_denoiser_is_trained() {
+    let mut command = Command::cargo_bin("vramcast").unwrap();
+    let line = ["train", "sd1.5", "--json", "--lora", "--lora-target-modules", "to_q,to_k,to_v,to_out.0"];
+    let output = command.env("HF_HUB_OFFLINE", "1").args(line).output().unwrap();
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(answer["model"]["parameters"], 859_520_964, "{answer}");
+    assert!(
+        answer["notes"].to_string().contains("of the pipeline UNet2DConditionModel is trained"),
+        "{}",
+        answer["notes"]
+    );
+}
+
 #[test]
 fn videos_are_of_whole_latents() {
     for (class, right, longer, wrong, nearest) in [

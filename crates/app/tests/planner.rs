@@ -141,6 +141,7 @@ fn suggestions_hold() {
         "train gpt2 --batch-size 24 --optimizer-implementation foreach --gpu t4",
         "train llama3-8b --gpu rtx4090",
         "train llama3-8b --lora --gpu rtx4090",
+        "train llama3-8b --engine megatron --gpus 8 --no-distributed-optimizer --gpu h100",
     ] {
         let (document, code) = json(line);
         assert_eq!(code, 1, "{line}");
@@ -221,15 +222,19 @@ fn a_base_is_quantised_by_name() {
     assert_eq!(all.iter().find(named).unwrap()["cost"], "arithmetic", "{all:?}");
 }
 
-/// Parts of a pipeline that do not run can wait on the host.
+/// Parts of a pipeline that do not run can wait on the host, and what it makes can be decoded in tiles.
 #[test]
 fn pipelines_wait_on_the_host() {
-    let (document, code) = json("infer Qwen/Qwen-Image --gpu a100-40gb");
-    let all = document["suggestions"].as_array().unwrap();
-    let offload = all.iter().find(|one| one["change"].as_str().is_some_and(|change| change.contains("--offload")));
-    let command = offload.expect("a place on the host")["command"].as_str().unwrap();
-    let (again, fits) = json(&format!("{} --no-suggestions", command.strip_prefix("vramcast ").unwrap()));
-    assert_eq!((code, fits, &again["totals"]), (1, 0, &offload.unwrap()["totals"]), "{command}");
+    for (line, word) in
+        [("Qwen/Qwen-Image --gpu a100-40gb", "--offload"), ("hunyuanvideo --gpu rtx4090", "--vae-tiling")]
+    {
+        let (document, code) = json(&format!("infer {line}"));
+        let all = document["suggestions"].as_array().unwrap();
+        let found = all.iter().find(|one| one["change"].as_str().is_some_and(|change| change.contains(word)));
+        let command = found.expect(word)["command"].as_str().unwrap();
+        let (again, fits) = json(&format!("{} --no-suggestions", command.strip_prefix("vramcast ").unwrap()));
+        assert_eq!((code, fits, &again["totals"]), (1, 0, &found.unwrap()["totals"]), "{command}");
+    }
 }
 
 /// Where no single change suffices, two or three do: the recipe that people run on a card of 24 GiB is among them.
@@ -298,6 +303,15 @@ fn questions_on_one_card() {
     )]);
     // What cannot run as asked may run with a change that costs nothing: PEFT finds no targets by itself there.
     hold("plan qwen3-30b-a3b --qlora --gpu rtx4090", 1);
+    // A type that PEFT knows no targets of is adapted on all linears, alone and where adapters are asked for.
+    answers(&[
+        (
+            "plan phi-3-mini --gpu t4",
+            1,
+            &["--lora --lora-target-modules all-linear", "--qlora --lora-target-modules all-linear"],
+        ),
+        ("plan phi-3-mini --qlora --gpu t4", 1, &["--lora-target-modules all-linear"]),
+    ]);
     // A question that cannot run at all says why.
     vramcast(&words("plan llama3-8b --lora --lora-target-modules nothing --gpu rtx4090")).code(2);
 }

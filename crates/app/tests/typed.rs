@@ -63,9 +63,14 @@ fn mistakes_are_said_where_they_stand() {
         ("train gpt2 --gpus 8 --deepspeed zero.json", &["zero.json: zero_optimization.stage: 5 is not"]),
         ("fit oom.log", &["vramcast doctor oom.log"]),
         ("fit zero.json --model gpt2 --gpus 8", &["stage: 5 is not"]),
+        ("fit torchrun --nproc_per_node 4 train.py", &["behind --: vramcast fit -- torchrun"]),
+        ("train llama3-8b --gpu 24GB", &["RTX 4090"]),
+        ("train phi-3-mini --lora", &["all-linear", "qkv_proj"]),
+        ("train gpt2 --deepspeed zero3 --gpus 2", &["--zero 3"]),
+        ("train gpt2 --optim galore_adamw_8bit", &["did you mean galore or galore-adamw"]),
         ("fit -- vllm serve", &["no model is given", "--model llama3-8b"]),
         ("train gpt2 --optimizer adamm", &["did you mean adamw or adam\n"]),
-        ("train gpt2 --optimizer zzzzzzzz", &["is not one of adamw, adam,"]),
+        ("train gpt2 --optimizer zzzzzzzz", &["is not one of adamw, adamw-torch, adam,"]),
         ("train --params -7B", &["--params: "]),
         ("train gpt2 --gradient-checkpointing sometimes", &["'--gradient-checkpointing' knows full, every-N"]),
         ("train gpt2 --expandable-segments maybe", &["'--expandable-segments' knows true, false"]),
@@ -98,6 +103,16 @@ fn a_quoted_line_is_a_line() {
     let line = "vllm serve Qwen/Qwen3-8B --max-model-len 8192";
     let said = run(here, &[["fit", "--"].as_slice(), &line.split(' ').collect::<Vec<_>>()].concat());
     assert_eq!((run(here, &["fit", "--", line]), run(here, &["fit", line])), (said.clone(), said));
+}
+
+/// Flags of Python's programs, as they are written there.
+#[test]
+fn underscores_and_the_trainers_names_are_known() {
+    let here = Path::new(".");
+    let theirs = "train gpt2 --per_device_train_batch_size 2 --gradient_accumulation_steps=2 --optim adamw_torch_fused";
+    let ours = "train gpt2 --batch-size 2 --gradient-accumulation 2 --optimizer-implementation fused";
+    assert_eq!(answered(here, theirs), answered(here, ours));
+    assert_eq!(answered(here, "infer gpt2 --max_new_tokens 4"), answered(here, "infer gpt2 --new-tokens 4"));
 }
 
 #[test]

@@ -5,7 +5,7 @@ import { Refusal, post } from './api.js';
 import { byId, h, refill } from './dom.js';
 import { gib, spaced } from './format.js';
 import { planOf, requestOf, withPlan } from './state.js';
-import { scrolled, table } from './tables.js';
+import { arrows, scrolled, table } from './tables.js';
 
 /** @typedef {import('./state.js').Store} Store */
 /** @typedef {{ fits: boolean, process: number, sequences: number | null }} Cell */
@@ -79,7 +79,7 @@ function showHeat(heat, own, choose) {
     byId('heat-body'),
     h('h3', {}, 'Cards and formats of the weights'),
     h('p', { class: 'help' }, `${meaning} Of cards with about the same memory one is here.`),
-    scrolled('Cards and formats', cards(heat, own, choose)),
+    scrolled('Cards and formats', cards(heat, own, choose), arrows),
     h('h3', {}, `Context against sequences at once on ${own}`),
     contexts(heat),
   );
@@ -88,6 +88,9 @@ function showHeat(heat, own, choose) {
 /** @param {Heat} heat @param {string} own @param {(card: string, format: string | null) => void} choose */
 function cards(heat, own, choose) {
   const single = heat.formats.length === 1;
+  // The whole table is one stop of the Tab key; arrows go through it.
+  const row = heat.cards.find((one) => one.gpu === own) ?? heat.cards[0];
+  const stop = row?.cells.find((cell) => cell !== null);
   const rows = heat.cards.map(({ gpu, memory, cells }) =>
     h(
       'tr',
@@ -103,7 +106,7 @@ function cards(heat, own, choose) {
           { class: `heat ${cell.fits ? 'fits' : 'over'}` },
           h(
             'button',
-            { type: 'button', class: 'link', 'data-key': `heat-${gpu}-${at}`, 'aria-label': label, onclick: () => choose(gpu, single || at === 0 && !/^[A-Z]/.test(format) ? null : format) },
+            { type: 'button', class: 'link', 'data-key': `heat-${gpu}-${at}`, 'aria-label': label, tabindex: cell === stop ? 0 : -1, onclick: () => choose(gpu, single || at === 0 && !/^[A-Z]/.test(format) ? null : format) },
             `${cell.fits ? '' : '✕ '}${text}`,
           ),
         );

@@ -35,7 +35,7 @@ const form = new Form(store, () =>
 const picker = new Picker(store);
 const results = new Results((gpu) => store.update({ gpu }, 'apply'));
 const compare = new Compare(store);
-const real = new Real();
+const real = new Real(store);
 const placement = new Placement();
 const frontier = new Frontier(store);
 const heat = new HeatTables(store);

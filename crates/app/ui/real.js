@@ -5,6 +5,7 @@ import { Refusal, post } from './api.js';
 import { byId, h, refill } from './dom.js';
 import { gib, percent, signedGib } from './format.js';
 import { requestOf } from './state.js';
+import { changes } from './suggestions.js';
 import { number, scrolled, table } from './tables.js';
 
 /** @typedef {import('./types.js').Job} Job */
@@ -17,6 +18,8 @@ import { number, scrolled, table } from './tables.js';
  * @property {{ source: string, bytes: number, blocks: number }[]} sites
  * @property {{ title: string, because: string, cures: string[], place?: { phase: string, line?: string } }[]} findings
  * @property {{ operation: string, module: string, phase: string, purpose: string, times: number }[]} requests
+ * @property {string | null} card  the one that a message speaks of, where the plan names another
+ * @property {import('./types.js').Suggestion[]} suggestions  what leaves free the bytes that it took beyond the prediction
  * @property {string[]} notes
  */
 
@@ -30,6 +33,11 @@ function base64(bytes) {
 export class Real {
   /** The file that is shown, as it is sent. @type {Record<string, string> | null} */
   #file = null;
+
+  /** @param {import('./state.js').Store} store */
+  constructor(store) {
+    this.store = store;
+  }
 
   /** Whether something is shown that belongs beside a new prediction. */
   get isShown() {
@@ -69,6 +77,8 @@ export class Real {
       this.#file = null;
       byId('real').hidden = true;
     };
+    const { card, suggestions } = left;
+    const take = () => this.store.update({ gpu: card ?? '' }, 'apply');
     const asked = left.requests.map((one) => [one.operation, one.module, one.phase, one.purpose, String(one.times)]);
     refill(
       byId('real-body'),
@@ -87,6 +97,15 @@ export class Real {
           cures.length > 0 && h('ul', {}, ...cures.map((cure) => h('li', {}, cure))),
         ),
       ),
+      card &&
+        h(
+          'p',
+          {},
+          `The message speaks of another card, by its memory ${card}. `,
+          h('button', { type: 'button', class: 'small primary', 'data-key': 'real-card', onclick: take }, `Take ${card}`),
+        ),
+      suggestions.length > 0 && h('p', { class: 'help' }, 'The run took more than the plan. What leaves that much free:'),
+      suggestions.length > 0 && changes(this.store, suggestions, 'real-apply'),
       left.lines.length > 0 && scrolled('Recorded beside predicted', lines('Recorded beside predicted', left.lines)),
       left.phases.length > 0 && scrolled('Phases', lines('Most allocated in each phase', left.phases)),
       asked.length > 0 && plain('Who asks for so many bytes in the predicted run', ['Operation', 'Module', 'When', 'What for', 'Times'], asked),

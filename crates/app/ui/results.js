@@ -145,7 +145,7 @@ export class Results {
     this.timeline.show(report, { name: own.gpu, bytes: Math.max(own.memory - outside, 0) });
     byId('gpus').classList.add('is-waiting');
     refill(byId('origin-body'), ...origin(report.notes, report.provenance));
-    refill(byId('serving-body'), ...servedCards(report, own.memory));
+    refill(byId('serving-body'), ...servedCards(report, own.memory, report.notes));
     byId('serving').hidden = !report.budgets && !report.buffers;
     byId('timeline').hidden = report.timeline.length < 2;
     byId('modules').hidden = report.timeline.length < 2;
@@ -223,12 +223,14 @@ function scale(own, used) {
   const limit = h('span', { class: 'at-limit' }, `${own.gpu} ends: ${gib(own.memory)}`);
   limit.style.left = `${(100 * own.memory) / Math.max(used, 1)}%`;
   limit.classList.toggle('leftward', own.memory > 0.75 * used);
+  // An engine's share may be too small where the card is not.
+  const ends = used > own.memory;
   const roomy = own.memory > 0.12 * used;
   return h(
     'div',
     { class: 'scale', 'aria-hidden': 'true' },
-    h('span', {}, roomy || own.fits ? '0' : ''),
-    !own.fits && limit,
+    h('span', {}, roomy || !ends ? '0' : ''),
+    ends && limit,
     h('span', {}, `${gib(Math.max(own.memory, used))} GiB`),
   );
 }
@@ -237,8 +239,7 @@ function scale(own, used) {
 function band({ confidence, totals }) {
   if (!confidence.band) return false;
   const off = (totals.reserved * confidence.band.reserved) / 100;
-  const words = `19 of 20 recorded runs of this kind were within ${confidence.band.reserved.toFixed(1)} % (reserved)`;
-  return h('span', { class: 'band', id: 'band', title: words }, ` ± ${gib(off)} GiB`);
+  return h('span', { class: 'band', id: 'band', title: confidence.words }, ` ± ${gib(off)} GiB`);
 }
 
 /** What the plan's own card says. @param {Report} report @returns {Verdict} */

@@ -12,22 +12,28 @@ import { badge } from './origin.js';
 /** @typedef {import('./types.js').Buffers} Buffers */
 /** @typedef {{ engine: string, report?: Report, problem?: string }} Served  what one engine says of a card */
 
+/** What is missing for one sequence of full length. @param {Budget} budget */
+const lacking = ({ fits, missing, full_bytes, cache }) => (fits ? 0 : missing + Math.max(full_bytes - cache, 0));
+
 /** How much cache an engine gets of its card. @param {Budget} budget @param {string} gpu */
 export function pooledLine(budget, gpu) {
+  const held = budget.cache_tokens > 0;
+  const short = `${gib(lacking(budget))} GiB short of one sequence of ${spaced(budget.full_length)}`;
   return h(
     'p',
     { class: `verdict-line ${budget.fits ? 'fits' : 'over'}` },
     h('span', { class: 'sign', 'aria-hidden': 'true' }, budget.fits ? '✓' : '✕'),
-    h('span', { class: 'big' }, budget.fits ? `${spaced(budget.cache_tokens)} tokens` : 'no room'),
-    h('span', {}, budget.fits ? ` of cache on ${gpu}` : ` on ${gpu}: ${gib(budget.missing)} GiB short`),
+    h('span', { class: 'big' }, held ? `${spaced(budget.cache_tokens)} tokens` : 'no room'),
+    h('span', {}, `${held ? ' of cache' : ''} on ${gpu}${budget.fits ? '' : `: ${short}`}`),
   );
 }
 
-/** @param {Report} report @param {number} memory */
-export function servedCards({ budgets = [], buffers = [], totals }, memory) {
+/** @param {Report} report @param {number} memory @param {string[]} told  notes that stand elsewhere on the page */
+export function servedCards({ budgets = [], buffers = [], totals }, memory, told = []) {
+  const notes = (/** @type {string[]} */ list) => noted(list.filter((note) => !told.includes(note)));
   const missing = Math.max(totals.process - memory, 0);
   return [
-    ...budgets.map((budget) => pooled(budget, memory)),
+    ...budgets.map((budget) => pooled(budget, memory, notes(budget.notes))),
     ...buffers.map(({ engine, estimate }) =>
       h(
         'article',
@@ -46,8 +52,8 @@ export function refusedCard(engine, problem) {
   return h('article', { class: 'engine' }, h('h3', {}, engine), h('p', { class: 'problem' }, problem));
 }
 
-/** @param {Budget} budget @param {number} memory */
-function pooled(budget, memory) {
+/** @param {Budget} budget @param {number} memory @param {Node | false} notes */
+function pooled(budget, memory, notes) {
   const facts = [
     ['cache', `${gib(budget.cache)} GiB`],
     ['tokens', spaced(budget.cache_tokens)],
@@ -61,11 +67,11 @@ function pooled(budget, memory) {
       'h3',
       {},
       budget.engine,
-      verdict(budget.fits, budget.missing),
+      verdict(budget.fits, lacking(budget)),
     ),
     bar('card', [...budget.parts, { name: 'cache', bytes: budget.cache }], memory),
     h('dl', { class: 'facts' }, ...facts.map(([name, value]) => h('div', {}, h('dt', {}, name), h('dd', {}, value)))),
-    notes(budget.notes),
+    notes,
   );
 }
 
@@ -97,6 +103,6 @@ function bar(where, list, capacity) {
 }
 
 /** @param {string[]} list */
-function notes(list) {
+function noted(list) {
   return list.length > 0 && h('ul', { class: 'notes' }, ...list.map((note) => h('li', {}, badge(note), ' ', note)));
 }

@@ -38,11 +38,11 @@ export function table(caption, columns, rows) {
 /** A cell with a number. @param {...Child} children */
 export const number = (...children) => h('td', { class: 'number' }, ...children);
 
-/** A part that can be scrolled, by keys too. @param {string} label @param {Node} content */
-export function scrolled(label, content) {
+/** A part that can be scrolled, by keys too. @param {string} label @param {Node} content @param {(event: KeyboardEvent) => void} [onkeydown] */
+export function scrolled(label, content, onkeydown) {
   return h(
     'div',
-    { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': label, 'data-key': `scroll-${label}` },
+    { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': label, 'data-key': `scroll-${label}`, onkeydown },
     content,
   );
 }
@@ -213,21 +213,38 @@ export function cards(verdicts, own, search, choose) {
     );
   });
   if (rows.length === 0) return h('p', { class: 'help' }, 'No card of that name.');
-  const list = scrolled(
+  return scrolled(
     'Cards',
     table('Cards and how full they would be', ['Card', '#GiB', 'Verdict', '~Bar', '#Full', '#Left'], rows),
+    arrows,
   );
-  list.addEventListener('keydown', arrows);
-  return list;
 }
 
-/** From a button of a list to the one above or below. @param {KeyboardEvent} event */
-function arrows(event) {
-  const way = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-  if (!way || !(event.target instanceof HTMLButtonElement) || !(event.currentTarget instanceof Element)) return;
-  const buttons = [...event.currentTarget.querySelectorAll('button')];
+const WAYS = /** @type {Record<string, [number, number]>} */ ({
+  ArrowDown: [1, 0],
+  ArrowUp: [-1, 0],
+  ArrowRight: [0, 1],
+  ArrowLeft: [0, -1],
+});
+
+/** From a button of a table, which is its one stop of the Tab key, to the next in some direction. @param {KeyboardEvent} event */
+export function arrows(event) {
+  const way = WAYS[event.key];
+  const cell = event.target instanceof HTMLButtonElement && event.target.closest('td, th');
+  const rows = cell && cell.closest('table')?.rows;
+  if (!way || !(cell instanceof HTMLTableCellElement) || !rows) return;
   event.preventDefault();
-  buttons[buttons.indexOf(event.target) + way]?.focus();
+  let row = [...rows].findIndex((one) => one.contains(cell));
+  let column = cell.cellIndex;
+  do {
+    row += way[0];
+    column += way[1];
+    const next = rows[row]?.cells[column]?.querySelector('button');
+    if (!next) continue;
+    event.target.tabIndex = -1;
+    next.tabIndex = 0;
+    return next.focus();
+  } while (rows[row]?.cells[column]);
 }
 
 /** Formulas beside the simulation. @param {Lens[]} lenses @param {number} baseline */

@@ -95,6 +95,8 @@
  * @property {number} cache
  * @property {number} missing
  * @property {number} cache_tokens
+ * @property {number} full_length
+ * @property {number} full_bytes
  * @property {number} concurrency_thousandths
  * @property {boolean} fits
  * @property {number} largest_sequence

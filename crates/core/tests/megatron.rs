@@ -1,22 +1,21 @@
 //! Megatron: published runs, laws of its axes, and refusals.
 
+#[path = "support/megatron.rs"]
+mod support;
+
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use support::plan;
 use vramcast_core::dtype::DType;
 use vramcast_core::memory::megatron::architecture::{Architecture, Branch, Column, Grouped, Makes, Norm, Op, Row};
 use vramcast_core::memory::megatron::{layouts, ranks};
 use vramcast_core::model::{Inputs, Model};
+use vramcast_core::plan::TrainPlan;
+use vramcast_core::plan::parallel::Mesh;
 use vramcast_core::plan::parallel::megatron::{CrossEntropy, Megatron, PrecisionAware, Recompute, RecomputeModule};
-use vramcast_core::plan::parallel::{Engine, Mesh, Parallel};
-use vramcast_core::plan::{Batch, TrainPlan};
 
 fn dense() -> Model {
-    let config = json!({
-        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 512, "num_hidden_layers": 8,
-        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 1408, "vocab_size": 5000,
-        "tie_word_embeddings": false,
-    });
-    Model::new(config, None).unwrap()
+    support::dense(1408)
 }
 
 fn mixture() -> Model {
@@ -28,15 +27,6 @@ fn mixture() -> Model {
         "topk_group": 1, "vocab_size": 5000, "tie_word_embeddings": false,
     });
     Model::new(config, None).unwrap()
-}
-
-fn plan(mesh: Mesh, options: Megatron) -> TrainPlan {
-    TrainPlan {
-        batch: Batch { batch_size: 2, seq_len: 512, ..Batch::default() },
-        gradient_accumulation: 8,
-        parallel: Some(Parallel { mesh, engine: Engine::Megatron(options), no_sync: false }),
-        ..TrainPlan::default()
-    }
 }
 
 /// The highest peak of any rank, and the most any rank holds between steps.

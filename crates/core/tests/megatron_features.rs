@@ -1,45 +1,27 @@
 //! Laws of Megatron's features: fp8, uneven stages, multi-token prediction, states on the host, dispatchers.
 
+#[path = "support/megatron.rs"]
+mod support;
+
 use proptest::prelude::*;
-use serde_json::json;
+use support::mixture;
 use vramcast_core::memory::log::Category;
 use vramcast_core::memory::megatron::architecture::Architecture;
 use vramcast_core::memory::megatron::{RankSimulation, layouts, ranks};
 use vramcast_core::model::{Inputs, Model};
+use vramcast_core::plan::parallel::Mesh;
 use vramcast_core::plan::parallel::megatron::{
     ContextExchange, Dispatcher, Experts, Fp8, Fp8Recipe, Megatron, PipelineSplit, PrecisionAware, Recompute,
     RecomputeModule,
 };
-use vramcast_core::plan::parallel::{Engine, Mesh, Parallel};
-use vramcast_core::plan::{Batch, Gpus, TrainPlan};
+use vramcast_core::plan::{Gpus, TrainPlan};
 
 fn dense() -> Model {
-    let config = json!({
-        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 512, "num_hidden_layers": 8,
-        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 1536, "vocab_size": 5000,
-        "tie_word_embeddings": false,
-    });
-    Model::new(config, None).unwrap()
-}
-
-fn mixture() -> Model {
-    let config = json!({
-        "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 512, "num_hidden_layers": 4,
-        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 1024,
-        "moe_intermediate_size": 256, "num_experts": 16, "num_experts_per_tok": 4, "vocab_size": 5000,
-        "tie_word_embeddings": false, "decoder_sparse_step": 1, "mlp_only_layers": [],
-    });
-    Model::new(config, None).unwrap()
+    support::dense(1536)
 }
 
 fn plan(mesh: Mesh, options: Megatron, gpu: &str) -> TrainPlan {
-    TrainPlan {
-        batch: Batch { batch_size: 2, seq_len: 512, ..Batch::default() },
-        gradient_accumulation: 8,
-        parallel: Some(Parallel { mesh, engine: Engine::Megatron(options), no_sync: false }),
-        gpu: Gpus::embedded().find(gpu).unwrap(),
-        ..TrainPlan::default()
-    }
+    TrainPlan { gpu: Gpus::embedded().find(gpu).unwrap(), ..support::plan(mesh, options) }
 }
 
 fn run(model: &Model, mesh: Mesh, options: Megatron, gpu: &str) -> Vec<RankSimulation> {

@@ -1,7 +1,10 @@
 //! Laws of how Megatron's ranks share what they hold: zero-bubble schedules, Megatron-FSDP, Megatron-DeepSpeed.
 
+#[path = "support/megatron.rs"]
+mod support;
+
 use proptest::prelude::*;
-use serde_json::json;
+use support::{mixture, plan};
 use vramcast_core::dtype::DType;
 use vramcast_core::memory::log::Category;
 use vramcast_core::memory::megatron::architecture::Architecture;
@@ -11,8 +14,8 @@ use vramcast_core::plan::parallel::megatron::{
     CrossEntropy, Experts, LoraTarget, Megatron, MegatronFsdp, MegatronLora, PipelineSchedule, Recompute,
     RecomputeModule, ShardingStrategy,
 };
-use vramcast_core::plan::parallel::{DeepSpeed, Engine, Mesh, Parallel, ZeroConfig};
-use vramcast_core::plan::{Batch, Implementation, Remedy, TrainPlan};
+use vramcast_core::plan::parallel::{DeepSpeed, Mesh, ZeroConfig};
+use vramcast_core::plan::{Implementation, Remedy};
 
 const STRATEGIES: [ShardingStrategy; 4] = [
     ShardingStrategy::NoShard,
@@ -22,31 +25,7 @@ const STRATEGIES: [ShardingStrategy; 4] = [
 ];
 
 fn dense() -> Model {
-    let config = json!({
-        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 512, "num_hidden_layers": 8,
-        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 1408, "vocab_size": 5000,
-        "tie_word_embeddings": false,
-    });
-    Model::new(config, None).unwrap()
-}
-
-fn mixture() -> Model {
-    let config = json!({
-        "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 512, "num_hidden_layers": 4,
-        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 1024,
-        "moe_intermediate_size": 256, "num_experts": 16, "num_experts_per_tok": 4, "vocab_size": 5000,
-        "tie_word_embeddings": false, "decoder_sparse_step": 1, "mlp_only_layers": [],
-    });
-    Model::new(config, None).unwrap()
-}
-
-fn plan(mesh: Mesh, options: Megatron) -> TrainPlan {
-    TrainPlan {
-        batch: Batch { batch_size: 2, seq_len: 512, ..Batch::default() },
-        gradient_accumulation: 8,
-        parallel: Some(Parallel { mesh, engine: Engine::Megatron(options), no_sync: false }),
-        ..TrainPlan::default()
-    }
+    support::dense(1408)
 }
 
 fn run(model: &Model, mesh: Mesh, options: Megatron) -> Vec<RankSimulation> {

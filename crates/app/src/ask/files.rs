@@ -249,7 +249,8 @@ pub(crate) fn content(text: &str, name: &str) -> Result<Content, Failure> {
 
 /// DeepSpeed's configuration.
 pub(crate) fn deepspeed(path: &Path) -> Result<Value, Failure> {
-    let document = json(path)?;
+    let cure = "give DeepSpeed's configuration file; a stage alone is --zero 3";
+    let document = json(path).map_err(|failure| if path.exists() { failure } else { failure.hint(cure) })?;
     // What is `auto` waits for the model; what is wrong is wrong with any.
     Content::of_deepspeed(&document, Some(1)).map_err(|faults| within(faults, path))?;
     Ok(document)

@@ -351,6 +351,18 @@ impl Found {
         })
     }
 
+    /// Of a pipeline the part that is trained: the one that takes noise out.
+    pub(crate) fn trained(&mut self) {
+        let Some(pipeline) = self.model.as_ref().filter(|model| model.is_pipeline()) else { return };
+        if let Ok(part) = Model::new(pipeline.denoiser().clone(), None) {
+            self.notes.push(format!(
+                "of the pipeline {} is trained",
+                part.config()["model_type"].as_str().unwrap_or_default()
+            ));
+            self.model = Some(part);
+        }
+    }
+
     /// The element type its config says the weights have.
     pub(crate) fn stored_dtype(&self) -> Option<DType> {
         let config = self.resolved.config.as_ref()?;

@@ -11,7 +11,7 @@ use vramcast_core::doctor::locate;
 use vramcast_core::memory::simulation::{self, Simulation};
 use vramcast_core::model::{Inputs, Model};
 use vramcast_core::plan::placement::Placement;
-use vramcast_core::plan::{Fault, Gpus, InferPlan, RunPlan, TrainPlan};
+use vramcast_core::plan::{Fault, Gpu, Gpus, InferPlan, RunPlan, TrainPlan};
 use vramcast_core::serving::llama_cpp::{self, Mixture};
 use vramcast_core::source::uploads::{self, Upload};
 use vramcast_core::source::{catalogue, gguf};
@@ -202,6 +202,9 @@ impl Question {
         if matches!(self.asked.runner(), Runner::LlamaCpp | Runner::Ollama) {
             found.by_its_file();
         }
+        if self.asked.task == Task::Train {
+            found.trained();
+        }
         let fault = |faults| Failure::faults(faults, vramcast_core::ask::Runner::OneCard);
         if let Some(config) = &self.adapter {
             let content = Content::of_adapter(config).map_err(fault)?;
@@ -339,15 +342,20 @@ impl Prepared {
         if tree::get(&self.request.stated, "gpu").is_some_and(|gpu| !gpu.is_null()) {
             return;
         }
-        let Some(mut gpu) =
-            self.cards.all().filter(|gpu| gpu.capability.is_some()).min_by_key(|gpu| gpu.memory.abs_diff(memory))
-        else {
-            return;
-        };
+        let Some(mut gpu) = self.nearest(memory) else { return };
         gpu.name = format!("the message's card, taken as {}", gpu.name);
         gpu.memory = memory;
         self.card = None;
         tree::set(&mut self.request.stated, "gpu", serde_json::to_value(gpu).unwrap_or_default());
+    }
+
+    /// The name of that card.
+    pub(crate) fn card_of(&self, memory: u64) -> Option<String> {
+        self.nearest(memory).map(|gpu| gpu.name)
+    }
+
+    fn nearest(&self, memory: u64) -> Option<Gpu> {
+        self.cards.all().filter(|gpu| gpu.capability.is_some()).min_by_key(|gpu| gpu.memory.abs_diff(memory))
     }
 
     /// The plan that follows, checked unless it is for a formula, which takes any.

@@ -1,11 +1,14 @@
 //! What a real run left behind: a snapshot, a profile, a rehearsal, a measured row, or a message. Beside the prediction, where
 //! there is one.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
-use vramcast_core::ask::Wanted;
-use vramcast_core::doctor::{self, Cause, Finding, locate};
+use vramcast_core::ask::{Answer, Kept, Wanted};
+use vramcast_core::doctor::{self, Cause, Finding, Message, locate};
+use vramcast_core::planner::smallest::Suggestion;
 use vramcast_core::recording::{self, Recording, Site, profiler, snapshot};
+use vramcast_core::report::Totals;
 use vramcast_core::verify::ledger::{self, LedgerRow, Measure, Scored};
 
 use super::question::Prepared;
@@ -31,6 +34,10 @@ pub(crate) struct Real {
     pub(crate) findings: Vec<Broke>,
     /// Who asks for as many bytes in the predicted run.
     pub(crate) requests: Vec<locate::Request>,
+    /// The card that a message speaks of, where the plan names another.
+    pub(crate) card: Option<String>,
+    /// What leaves free the bytes that a run took beyond a prediction that fits.
+    pub(crate) suggestions: Vec<Change>,
     /// What a reader should know.
     pub(crate) notes: Vec<String>,
 }
@@ -52,6 +59,36 @@ pub(crate) struct Broke {
     title: &'static str,
     #[serde(flatten)]
     finding: Finding,
+}
+
+/// One change.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Change {
+    /// The flags that make it.
+    pub(crate) text: String,
+    /// What it costs, in words.
+    pub(crate) cost: String,
+    /// Bytes of the process that it saves.
+    saves: u64,
+    /// The peaks it then has.
+    pub(crate) totals: Totals,
+    /// Whether it then fits.
+    fits: bool,
+    /// What it changes: a part of a plan, to be laid over it.
+    changes: Value,
+}
+
+impl From<Suggestion> for Change {
+    fn from(suggestion: Suggestion) -> Self {
+        Self {
+            cost: suggestion.words(),
+            text: suggestion.change,
+            saves: suggestion.saved,
+            totals: suggestion.totals,
+            fits: suggestion.fits,
+            changes: suggestion.changes,
+        }
+    }
 }
 
 impl Line {
@@ -88,7 +125,7 @@ pub(crate) fn recording(bytes: &[u8], name: &str) -> Result<Recording, Failure> 
 pub(crate) fn read(bytes: &[u8], name: &str, beside: Option<&Prepared>) -> Result<Real, Failure> {
     let answer = beside.map(|prepared| prepared.answer(Wanted::default())).transpose()?;
     let lacks = answer.as_ref().is_some_and(|answer| !answer.fits);
-    let report = answer.map(|answer| answer.report);
+    let report = answer.as_ref().map(|answer| &answer.report);
     let totals = report.as_ref().map(|report| report.totals);
     let mut real = Real {
         what: String::new(),
@@ -97,6 +134,8 @@ pub(crate) fn read(bytes: &[u8], name: &str, beside: Option<&Prepared>) -> Resul
         sites: Vec::new(),
         findings: Vec::new(),
         requests: Vec::new(),
+        card: None,
+        suggestions: Vec::new(),
         notes: Vec::new(),
     };
     let document = serde_json::from_slice::<Value>(bytes).ok();
@@ -109,7 +148,7 @@ pub(crate) fn read(bytes: &[u8], name: &str, beside: Option<&Prepared>) -> Resul
     } else if is_snapshot(bytes) || document.is_some() {
         let recording = recording(bytes, name)?;
         real.what = format!("{}, {} events", recording.kind, recording.events);
-        real.lines = match &report {
+        real.lines = match report {
             Some(report) => recording::reconcile(&recording, report)
                 .into_iter()
                 .map(|line| Line::new(line.name, line.recorded, Some(line.predicted)))
@@ -135,8 +174,19 @@ pub(crate) fn read(bytes: &[u8], name: &str, beside: Option<&Prepared>) -> Resul
             real.lines.retain(|line| line.recorded.is_some());
         }
     }
+    let broke = real.findings.first().map(|it| &it.finding);
+    if let (Some(prepared), Some(answer), Some(finding)) = (beside, &answer, broke) {
+        let now = answer.report.plan.gpu().memory;
+        let total = finding.message.as_ref().and_then(|message| message.total);
+        // Drivers and versions of torch differ by less.
+        real.card = total.filter(|total| total.abs_diff(now) > now / 20).and_then(|total| prepared.card_of(total));
+        if real.card.is_none() {
+            real.suggestions = beyond(prepared, finding, answer)?.into_iter().map(Change::from).collect();
+        }
+    }
     // What is simulated to fit goes before what helps in general, which the plan may have already.
-    for Broke { finding, .. } in real.findings.iter_mut().filter(|it| lacks && it.finding.cause == Cause::TooMuch) {
+    let helped = lacks || !real.suggestions.is_empty();
+    for Broke { finding, .. } in real.findings.iter_mut().filter(|it| helped && it.finding.cause == Cause::TooMuch) {
         finding.cures.clear();
     }
     let asked = real.findings.first().and_then(|it| it.finding.message.as_ref()?.asked);
@@ -145,6 +195,18 @@ pub(crate) fn read(bytes: &[u8], name: &str, beside: Option<&Prepared>) -> Resul
         real.requests.truncate(6);
     }
     Ok(real)
+}
+
+/// Changes under which a run fits that took more than a prediction that fits: they leave free what it took beyond that.
+pub(crate) fn beyond(prepared: &Prepared, finding: &Finding, answer: &Answer) -> Result<Vec<Suggestion>, Failure> {
+    let needed = finding.message.as_ref().and_then(Message::needed);
+    let more = needed.map_or(0, |needed| needed.saturating_sub(answer.report.totals.process));
+    if finding.cause != Cause::TooMuch || more == 0 || !answer.fits {
+        return Ok(Vec::new());
+    }
+    let wanted = Wanted { suggestions: true, kept: Kept::Size(more), ..Wanted::default() };
+    let found = prepared.answer(wanted)?.suggestions.into_iter();
+    Ok(found.filter(|suggestion| suggestion.fits).collect())
 }
 
 fn broke(findings: Vec<Finding>) -> Vec<Broke> {

@@ -6,6 +6,7 @@ use clap::Args;
 use serde_json::json;
 use vramcast_core::ask::Wanted;
 use vramcast_core::doctor::{self, Cause, Finding};
+use vramcast_core::planner::smallest::Suggestion;
 
 use super::context::Context;
 use super::import::{self, What};
@@ -76,7 +77,11 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         None => None,
     };
     // What is simulated to fit goes before what helps in general, which the plan may have already.
-    if answer.as_ref().is_some_and(|answer| !answer.fits) {
+    let beyond = match (&prepared, &answer) {
+        (Some(prepared), Some(answer)) => real::beyond(prepared, &found[0], answer)?,
+        _ => Vec::new(),
+    };
+    if answer.as_ref().is_some_and(|answer| !answer.fits) || !beyond.is_empty() {
         found.iter_mut().filter(|finding| finding.cause == Cause::TooMuch).for_each(|finding| finding.cures.clear());
     } else if matches!(arguments.what, Some(What::Infer(_))) {
         found.iter_mut().for_each(Finding::of_generation);
@@ -89,7 +94,7 @@ pub(super) fn run(arguments: &Arguments, context: &Context) -> Result<Answer, Fa
         document["recording"] = json!(recording);
     }
     if let (Some(prepared), Some(answer)) = (&prepared, &answer) {
-        beside(&mut page, &mut document, &found[0], prepared, answer)?;
+        beside((&mut page, &mut document), &found[0], prepared, answer, &beyond)?;
     }
     context.answer(&page, document, Exit::Success)
 }
@@ -129,11 +134,11 @@ fn describe(page: &mut Page, finding: &Finding) {
 
 /// Which operation of the predicted run asks for these bytes, and what would make it fit.
 fn beside(
-    page: &mut Page,
-    document: &mut serde_json::Value,
+    (page, document): (&mut Page, &mut serde_json::Value),
     finding: &Finding,
     prepared: &Prepared,
     answer: &vramcast_core::ask::Answer,
+    beyond: &[Suggestion],
 ) -> Result<(), Failure> {
     if let Some(asked) = finding.message.as_ref().and_then(|message| message.asked) {
         let requests = prepared.requests(asked)?;
@@ -169,7 +174,10 @@ fn beside(
             "so what ran was not this plan: longer samples, another batch, evaluation, or another card".into(),
         ));
     }
-    for change in &answer.suggestions {
+    if !beyond.is_empty() {
+        page.add(Block::Note("what leaves free as much as it took beyond that prediction:".into()));
+    }
+    for change in answer.suggestions.iter().chain(beyond) {
         page.add(Block::Note(format!(
             "it would fit with {} ({}): {} GiB",
             change.change,
@@ -177,7 +185,8 @@ fn beside(
             gib(change.process)
         )));
     }
-    document["predicted"] = json!({"totals": totals, "fits": answer.fits, "suggestions": answer.suggestions});
+    document["predicted"] =
+        json!({"totals": totals, "fits": answer.fits, "suggestions": answer.suggestions, "beyond": beyond});
     Ok(())
 }
 

@@ -130,7 +130,13 @@ pub(super) fn rewrite(words: &[String]) -> Result<Option<Vec<String>>, Failure> 
         },
     };
     arguments.without = without(&rest);
-    let Some(content) = arguments.content()? else { return Ok(None) };
+    let content = arguments.content().map_err(|failure| match &arguments.plan {
+        Some(file) if file.extension().is_none() && !file.exists() => {
+            failure.hint(format!("a launch line stands behind --: vramcast fit -- {} …", file.display()))
+        }
+        _ => failure,
+    });
+    let Some(content) = content? else { return Ok(None) };
     let command = if content.task == Some(Task::Infer) { "infer" } else { "train" };
     Ok(Some(std::iter::once(command.to_owned()).chain(given).chain(rest).collect()))
 }

@@ -47,6 +47,12 @@ fn known_by_letters(arguments: Vec<OsString>) -> Vec<OsString> {
 fn translated(arguments: Vec<OsString>, grammar: &Command) -> Result<Vec<OsString>, Failure> {
     let words: Option<Vec<String>> = arguments.iter().skip(1).map(|word| word.to_str().map(str::to_owned)).collect();
     let Some(words) = words else { return Ok(arguments) };
+    let mut ours = true;
+    let words = words.into_iter().map(|word| {
+        ours &= word != "--";
+        if ours { hyphened(word, grammar) } else { word }
+    });
+    let words = words.collect();
     let commands = grammar.get_subcommands().map(|command| command.get_name().to_owned()).collect();
     let flags = grammar.find_subcommand("infer").into_iter().flat_map(|infer| infer.get_arguments());
     let names = flags.chain(grammar.get_arguments()).flat_map(|flag| flag.get_long_and_visible_aliases());
@@ -55,9 +61,29 @@ fn translated(arguments: Vec<OsString>, grammar: &Command) -> Result<Vec<OsStrin
     Ok(arguments.into_iter().take(1).chain(words.into_iter().map(OsString::from)).collect())
 }
 
+/// Flags as Python's programs spell them, with underscores.
+fn hyphened(word: String, grammar: &Command) -> String {
+    let (name, rest) = word.find(['=', '.']).map_or((word.as_str(), ""), |at| word.split_at(at));
+    let Some(name) = name.strip_prefix("--").filter(|name| name.contains('_')) else { return word };
+    let plain = name.replace('_', "-");
+    let mut flags = grammar.get_subcommands().flat_map(Command::get_arguments);
+    let known = flags.any(|flag| flag.get_long_and_visible_aliases().is_some_and(|all| all.contains(&plain.as_str())));
+    if known { format!("--{plain}{rest}") } else { word }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn underscores_are_hyphens() {
+        let grammar = help::short(Cli::command());
+        let spelled = |word: &str| hyphened(word.to_owned(), &grammar);
+        assert_eq!(spelled("--per_device_train_batch_size=4"), "--per-device-train-batch-size=4");
+        assert_eq!(spelled("--lora_target_modules"), "--lora-target-modules");
+        assert_eq!(spelled("--no_such_option=a_b"), "--no_such_option=a_b");
+        assert_eq!(spelled("q_proj"), "q_proj");
+    }
 
     /// One grammar reads many command lines: none may leave something behind for the next.
     #[test]

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use vramcast_core::ask::{Kind, Runner, Scope, line, table};
-use vramcast_core::plan::TaskKind;
+use vramcast_core::plan::{Framework, TaskKind};
 
 /// The same error with a better tip, where there is one.
 pub(super) fn improved(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
@@ -39,14 +39,21 @@ fn detached(word: &str, arguments: &[OsString], trains: bool) -> Option<String> 
     Some(format!("'--{flag}' knows {}", words.join(", ")))
 }
 
-/// What people type, and what it is called here in `train` and in `infer`; a name alone is the option.
-const MEANT: [(&[&str], &str, &str); 6] = [
+/// What people type, and what it is called here in `train` and in `infer`, if it is; a name alone is the option.
+const MEANT: [(&[&str], &str, &str); 13] = [
     (&["bs", "batch", "micro-batch-size"], "batch-size", "batch-size"),
     (&["quant", "quantize", "quantisation"], "quantization", "quantization"),
     (&["4bit", "4-bit", "load-in-4bit", "int4"], "qlora", "quantization nf4"),
     (&["8bit", "8-bit", "load-in-8bit"], "lora --quantization int8", "quantization int8"),
     (&["vram", "memory", "gpu-memory", "max-memory"], "memory-limit", "gpu"),
     (&["fp16-mixed", "amp", "mixed-precision"], "precision bf16-mixed", "dtype"),
+    (&["fsdp"], "engine fsdp2", ""),
+    (&["zero1", "zero2", "zero3"], "zero", ""),
+    (&["compile"], "torch-compile", ""),
+    (&["offload"], "cpu-offload", ""),
+    (&["context-parallel", "context-parallel-size"], "cp", ""),
+    (&["flash-attn", "flash-attention", "fa2"], "attention flash2", ""),
+    (&["galore"], "optimizer galore-adamw", ""),
 ];
 
 /// What changes how a model learns, and no byte.
@@ -59,8 +66,18 @@ fn tip(name: &str, trains: bool) -> Option<String> {
     if trains && NO_MEMORY.contains(&typed.as_str()) {
         return Some(format!("'--{name}' decides no memory: leave it out"));
     }
-    if let Some((_, train, infer)) = MEANT.iter().find(|(names, ..)| names.contains(&typed.as_str())) {
-        return Some(format!("it is called '--{}'", if trains { train } else { infer }));
+    if trains && ["bf16", "fp16"].contains(&name) {
+        return Some(format!(
+            "'--precision {name}' holds weights in it, '--precision {name}-mixed' computes in it as the Trainer's '--{name}'"
+        ));
+    }
+    if !trains && ["users", "concurrent-users"].contains(&typed.as_str()) {
+        return Some("an engine's answer says how many sequences run at once; '--solve batch' finds the most".into());
+    }
+    let meant = MEANT.iter().find(|(names, ..)| names.contains(&typed.as_str()));
+    let ours = meant.map(|(_, train, infer)| if trains { train } else { infer }).filter(|ours| !ours.is_empty());
+    if let Some(ours) = ours {
+        return Some(format!("it is called '--{ours}'"));
     }
     let value = |flag: &str, word: &str| Some(format!("'{word}' is a value: '--{flag} {word}'"));
     if let Some(task) = TaskKind::called(name).filter(|_| trains) {
@@ -68,6 +85,9 @@ fn tip(name: &str, trains: bool) -> Option<String> {
     }
     if let Some(runner) = Runner::find(name).filter(|runner| runner.trains() == trains) {
         return value("engine", runner.name());
+    }
+    if trains && Framework::find(name).is_ok() {
+        return value("framework", name);
     }
     let (here, there) = if trains { (Scope::TRAIN, Scope::INFER) } else { (Scope::INFER, Scope::TRAIN) };
     let holds = |kind: Kind| match kind {
@@ -81,7 +101,8 @@ fn tip(name: &str, trains: bool) -> Option<String> {
     }
     // Plan files know settings by other names.
     let key = name.replace('-', "_");
-    let called = table::of(here).filter(|row| !row.flag.is_empty() && row.path.rsplit('.').next() == Some(&key));
+    let called = table::of(here)
+        .filter(|row| !row.flag.is_empty() && row.flag != name && row.path.rsplit('.').next() == Some(&key));
     let called: Vec<String> = called.map(|row| format!("'--{}'", row.flag)).collect();
     if !called.is_empty() {
         return Some(format!("as an option it is called {}", called.join(" or ")));
@@ -115,11 +136,14 @@ mod tests {
         // What is promised is there.
         for (_, train, infer) in MEANT {
             for (line, scope) in [(train, Scope::TRAIN), (infer, Scope::INFER)] {
-                for flag in line.split(" --").filter_map(|part| part.split(' ').next()) {
+                for flag in line.split(" --").filter_map(|part| part.split(' ').next()).filter(|flag| !flag.is_empty())
+                {
                     assert!(table::of(scope).any(|row| row.is_called(flag)), "{flag}");
                 }
             }
         }
+        assert!(train("unsloth").contains("'--framework unsloth'") && train("fsdp").contains("'--engine fsdp2'"));
+        assert!(train("bf16").contains("'--precision bf16-mixed'") && infer("users").contains("'--solve batch'"));
         assert!(train("kv-cache-dtype").contains("'vramcast infer'"), "{}", train("kv-cache-dtype"));
         assert_eq!(tip("no-such-option", true), None);
     }

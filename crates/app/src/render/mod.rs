@@ -1,5 +1,6 @@
 //! Answers as text: tables and bars that read at 80 columns and without colour.
 
+pub mod asked;
 pub mod inspect;
 pub mod job;
 pub mod page;

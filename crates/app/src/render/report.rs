@@ -4,9 +4,9 @@ use vramcast_core::plan::Gpus;
 use vramcast_core::planner::smallest::Suggestion;
 use vramcast_core::report::Report;
 
-use super::page::{Block, Level, Page};
+use super::page::{Block, Level, Page, wrapped};
 use super::table::Table;
-use super::{gib, run, train};
+use super::{asked, gib, run, train, width};
 
 /// The page of a report.
 pub fn page(report: &Report, suggestions: &[Suggestion]) -> Page {
@@ -14,8 +14,8 @@ pub fn page(report: &Report, suggestions: &[Suggestion]) -> Page {
 }
 
 fn whole(report: &Report, suggestions: &[Suggestion]) -> Page {
-    let mut page = Page::new(train::title(report));
-    page.add(Block::Text(train::plan(report)));
+    let mut page = Page::new(asked::title(report));
+    page.add(Block::Text(asked::plan(report)));
     let mut totals = Table::new(&["peak", "GiB", "bytes"]);
     let levels = [
         ("allocated", report.totals.allocated),
@@ -89,7 +89,7 @@ pub fn cards_needed(report: &Report, cards: &Gpus) -> String {
         Some(format!("{} {}", filled(process, card.memory), card.name))
     };
     let all: Vec<String> = ["A100-80GB", "H100-80GB", "A100-40GB"].iter().filter_map(share).collect();
-    format!("cards filled by this much memory: {}\n", all.join(", "))
+    wrapped(&format!("cards filled by this much memory: {}", all.join(", ")), width()) + "\n"
 }
 
 /// How many cards of so many bytes are filled, in tenths; rounded up, as no part of a card is left where none is.

@@ -185,6 +185,15 @@ test('a message, a snapshot, a measured row and a tool’s file are each known f
     'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.53 GiB. GPU 0 has a total capacity of 14.56 GiB of which 1.05 GiB is free. Of the allocated memory 12.90 GiB is allocated by PyTorch, and 300.00 MiB is reserved by PyTorch but unallocated.';
   await drop('train.log', Buffer.from(message));
   await says(/needs more than the card has.*12\.90/);
+  // The plan has room there: what leaves as much free as the run lacked is a click away.
+  const help = page.locator('#real .suggestions li').first();
+  const promised = ((await help.innerText()).match(/([\d.]+) GiB/) ?? [])[1];
+  await answered(page, () => help.getByRole('button', { name: /^Apply/ }).click());
+  assert.equal((await totals(page)).process, promised);
+  // A message of another card offers that.
+  await drop('train.log', Buffer.from(message.replace('14.56', '39.39').replace('12.90', '37.73')));
+  await answered(page, () => page.locator('#real').getByRole('button', { name: 'Take A100-40GB' }).click());
+  assert.equal(await page.locator('#train-gpu').inputValue(), 'A100-40GB');
   await drop('snapshot.pickle', await readFile(`${process.env['RECORDINGS']}/train.pickle`));
   await says(/memory snapshot of torch.*optimizer state/);
   const rows = (await readFile(`${process.env['RECORDINGS']}/../../../../truth/ledger/h200.jsonl`, 'utf8')).split('\n');
@@ -212,6 +221,15 @@ test('a serving engine over cards, formats, contexts', async () => {
   await cells.first().waitFor();
   await screenshot(page, 'page-serving', '#heat');
   await soundEverywhere(page, '#heat');
+  // The table is one stop of the Tab key; arrows go through its cells.
+  assert.equal(await page.locator('#heat td.heat button[tabindex="0"]').count(), 1);
+  const beside = page.locator('#heat tr.own td.heat button').nth(1);
+  await page.locator('#heat td.heat button[tabindex="0"]').focus();
+  await page.keyboard.press('ArrowRight');
+  assert.ok(await beside.evaluate((button) => button === document.activeElement && button.tabIndex === 0));
+  // What the engine notes stands once.
+  const notes = await page.locator('#origin-body .notes li').allInnerTexts();
+  assert.ok(notes.length > 0 && (await page.locator('#serving .notes').count()) === 0, notes.join());
   const cell = cells.nth((await cells.count()) - 2);
   const [card = '', format = ''] = ((await cell.getAttribute('aria-label')) ?? '').split(/[,:] /);
   await answered(page, () => cell.click());

@@ -87,6 +87,22 @@ test('what would help an engine that does not fit is applied by a click', async 
   await close();
 });
 
+test('a cache that is too short for one sequence says by how much', async () => {
+  const words = ['infer', 'Qwen/Qwen3-8B', '--engine', 'vllm', '--gpu', 'RTX 4090'];
+  const { page, complaints, close } = await open(browser, '#kind=infer&engine=vllm&model=Qwen/Qwen3-8B&gpu=RTX%204090');
+  const { budgets, verdicts } = JSON.parse(await vramcast(...words, '--json'));
+  assert.ok(!budgets[0].fits && budgets[0].missing === 0 && budgets[0].cache_tokens > 0);
+  const headline = (await page.locator('#headline').innerText()).replace(/\u202f/g, '');
+  assert.ok(headline.includes(`${budgets[0].cache_tokens} tokens`), headline);
+  const short = (-verdicts[0].headroom / 2 ** 30).toFixed(2);
+  assert.ok(headline.includes(`${short} GiB short of one sequence of ${budgets[0].full_length}`), headline);
+  assert.ok((await page.locator('#serving').innerText()).includes(`${short} GiB short`));
+  // Nothing stands beyond the edge.
+  assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
+  quiet(complaints);
+  await close();
+});
+
 test('a format that was chosen stands among the others', async () => {
   const { page, complaints, close } = await open(
     browser,

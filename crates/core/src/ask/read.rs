@@ -85,6 +85,10 @@ pub fn read(row: &Setting, given: &Given) -> Result<Value, Fault> {
                 .map(|word| tree::of(row.path, json!(word)))
                 .ok_or_else(|| expected(text, &format!("one of {}", all())))
         }
+        // As the Trainer's `optim` says both at once.
+        (Kind::Listed(_), Some("adamw_torch_fused")) if row.path == "optimizer.kind" => {
+            Ok(json!({"optimizer": {"kind": "adamw", "implementation": "fused"}}))
+        }
         // Plans know aliases that a list does not show.
         (Kind::Listed(_), Some(text)) => Ok(tree::of(row.path, json!(text.to_lowercase().replace('_', "-")))),
     }

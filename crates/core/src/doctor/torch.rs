@@ -168,6 +168,12 @@ fn one(body: &str, line: &str) -> Message {
 }
 
 impl Message {
+    /// What the card would have needed for what was asked for: all that it held then, and that.
+    pub fn needed(&self) -> Option<u64> {
+        let of_card = self.total.zip(self.free).map(|(total, free)| total.saturating_sub(free));
+        self.asked?.checked_add(of_card.or(self.process).or(self.allocated)?)
+    }
+
     /// What it says, and why.
     pub(super) fn cause(&self) -> (Cause, String) {
         let gib = |bytes: u64| format!("{:.2} GiB", bytes as f64 / GIB as f64);

@@ -38,18 +38,12 @@ pub(in crate::memory) trait Engine {
     /// After the backward pass.
     fn after_backward(&self, _torch: &mut Torch) {}
 
-    /// Before a pass of an evaluation: the Trainer runs the model inside the wrapper, so that only what is sharded takes part.
-    fn before_evaluation(&self, _torch: &mut Torch) {}
-
-    /// After such a pass.
-    fn after_evaluation(&self, _torch: &mut Torch, _outputs: &[Tensor]) {}
-
     /// A checkpoint is written; `full`: whole matrices, gathered from all cards. What of them lands on the host.
     fn save(&self, _torch: &mut Torch, _full: bool) -> u64 {
         0
     }
 
-    /// Whether parameters are gathered for a pass: a task then tells it of every pass of the policy.
+    /// Whether parameters are gathered for a pass: a task then tells it of every pass of the policy, an evaluation of its own.
     fn gathers(&self) -> bool {
         false
     }

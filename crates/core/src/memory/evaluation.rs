@@ -58,9 +58,14 @@ fn batches(torch: &mut Torch, (ready, engine): Running, how: &Evaluation) -> Res
             None => None,
         };
         current = Some(loaded);
-        engine.before_evaluation(torch);
+        // The Trainer runs the model inside the wrapper, so that only what is sharded takes part.
+        if engine.gathers() {
+            engine.before_forward(torch, true);
+        }
         let mut outputs = runner.forward(torch);
-        engine.after_evaluation(torch, &outputs);
+        if engine.gathers() {
+            engine.after_forward(torch, &outputs);
+        }
         let wide = ready.plan.autocast.is_some();
         torch.in_category(Category::Logits, |torch| {
             // accelerate's `convert_outputs_to_fp32`, where it wraps the model in autocast.

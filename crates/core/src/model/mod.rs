@@ -223,6 +223,11 @@ impl Model {
         families::denoisers::is_pipeline(&self.config)
     }
 
+    /// The config of the part of a pipeline that takes noise out.
+    pub fn denoiser(&self) -> &serde_json::Value {
+        families::denoisers::denoiser(&self.config)
+    }
+
     /// What a model that makes pictures is fed with, and the pixels along height and width that it makes by itself.
     pub(crate) fn pictures(&self) -> Option<(families::denoisers::Pictures, [u64; 2])> {
         let denoiser = families::denoisers::denoiser(&self.config);

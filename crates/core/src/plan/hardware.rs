@@ -155,13 +155,17 @@ impl Gpus {
         if let Some(card) = self.printed(name) {
             return Ok(card);
         }
-        let near: Vec<&str> = self
-            .0
-            .iter()
-            .map(|row| row.name.as_str())
-            .filter(|name| !wanted.is_empty() && (plain(name).contains(&wanted) || wanted.contains(&plain(name))))
-            .take(5)
-            .collect();
+        let alike = |row: &&Row| {
+            let name = plain(&row.name);
+            !wanted.is_empty() && (name.contains(&wanted) || wanted.contains(&name))
+        };
+        // As people say it: 24GB.
+        let size = wanted.trim_end_matches(['g', 'i', 'b']).parse::<u64>().ok();
+        let sized = |row: &&Row| size.is_some_and(|gib| row.memory_mib.abs_diff(gib.saturating_mul(1024)) <= gib * 64);
+        let mut near: Vec<&str> = self.0.iter().filter(alike).map(|row| row.name.as_str()).take(5).collect();
+        if near.is_empty() || size.is_some() {
+            near = self.0.iter().filter(sized).map(|row| row.name.as_str()).take(16).collect();
+        }
         let hint = if near.is_empty() {
             "see `vramcast list gpus`".into()
         } else {

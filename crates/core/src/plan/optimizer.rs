@@ -42,7 +42,7 @@ impl Default for Optimizer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[allow(missing_docs, reason = "the names are the optimizers' own")]
 pub enum OptimizerKind {
-    #[serde(rename = "adamw")]
+    #[serde(rename = "adamw", alias = "adamw-torch")]
     AdamW,
     #[serde(rename = "adam")]
     Adam,

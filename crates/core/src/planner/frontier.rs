@@ -128,7 +128,9 @@ pub fn plans(search: &Search<'_>) -> Result<Plans, Vec<Fault>> {
     let tree = tree_of(&settled.plan);
     let describe = |found: &Found| {
         let mut planned = planned(search, found, &tree);
-        planned.slower = found.seconds().map(|seconds| seconds / fastest).filter(|slower| slower.is_finite());
+        // Beside no plan that fits there is nothing to be slower than.
+        let slower = found.seconds().filter(|_| fastest.is_finite()).map(|seconds| seconds / fastest);
+        planned.slower = slower.filter(|slower| slower.is_finite());
         planned
     };
     let mut plans: Vec<Planned> = Vec::new();

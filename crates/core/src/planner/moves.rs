@@ -12,7 +12,7 @@ use super::meshes;
 use crate::ask::Runner;
 use crate::ask::tree;
 use crate::model::{Model, ModuleKind};
-use crate::plan::{Gpu, Gpus, ModelSizes, RunPlan};
+use crate::plan::{Gpu, Gpus, ModelSizes, RunPlan, adapter};
 
 /// One kind of change.
 pub struct Move {
@@ -123,7 +123,14 @@ fn recomputed(offload: bool, selective: Value) -> Value {
     json!({"checkpointing": "full", "checkpoints": options})
 }
 
-/// Linears of layers by name: PEFT has no choice of its own for models whose experts are one tensor.
+/// What adapters are added to where PEFT has no choice of its own: the linears of layers by name where experts are one tensor, all
+/// linears of types that it does not know.
+fn targets(model: &Model) -> Option<Value> {
+    let known = model.config()["model_type"].as_str().and_then(adapter::defaults::lora).is_some();
+    let experts = ModelSizes::of(model.config(), 1).experts.is_some();
+    if experts { Some(json!(linears(model))) } else { (!known).then(|| json!("all-linear")) }
+}
+
 fn linears(model: &Model) -> BTreeSet<String> {
     let modules = model.inventory().map(|all| all.modules).unwrap_or_default();
     let inside = modules.iter().filter(|module| matches!(module.kind, ModuleKind::Linear { .. }));
@@ -185,11 +192,11 @@ pub const MOVES: &[Move] = &[
         settings: &["adapter.targets"],
         fixed: &["adapter.targets"],
         cost: Cost::Nothing,
-        why: "PEFT finds none by itself where experts are one tensor",
+        why: "PEFT finds none by itself for models of this type",
         values: |now| {
-            let experts = ModelSizes::of(now.model.config(), 1).experts.is_some();
-            let open = !now.absent("adapter") && now.absent("adapter.targets");
-            when(now.by_torch() && experts && open, [json!({"adapter": {"targets": linears(now.model)}})])
+            let open = now.by_torch() && !now.absent("adapter") && now.absent("adapter.targets");
+            let found = targets(now.model).filter(|_| open);
+            found.map(|targets| json!({"adapter": {"targets": targets}})).into_iter().collect()
         },
     },
     Move {
@@ -234,6 +241,17 @@ pub const MOVES: &[Move] = &[
                 (true, true) => when(now.alone() && !now.on("checkpoints.offload"), [offloaded]),
                 _ => Vec::new(),
             }
+        },
+    },
+    Move {
+        settings: &["parallel.engine.megatron.distributed_optimizer"],
+        fixed: &["parallel.engine.megatron.distributed_optimizer"],
+        cost: Cost::Nothing,
+        why: "each card keeps its part of the optimizer's states",
+        values: |now| {
+            let at = "parallel.engine.megatron.distributed_optimizer";
+            let whole = now.runner == Runner::Megatron && tree::get(now.tree, at) == Some(&Value::Bool(false));
+            when(whole && now.number("parallel.mesh.dp_shard") > 1, [tree::of(at, json!(true))])
         },
     },
     Move {
@@ -395,8 +413,8 @@ pub const MOVES: &[Move] = &[
         cost: Cost::Training,
         why: "no gradients and states of the model's own weights",
         values: |now| {
-            let adapter = match ModelSizes::of(now.model.config(), 1).experts {
-                Some(_) => json!({"method": "lora", "targets": linears(now.model)}),
+            let adapter = match targets(now.model) {
+                Some(targets) => json!({"method": "lora", "targets": targets}),
                 None => json!({"method": "lora"}),
             };
             let lora = json!({"adapter": adapter});

@@ -88,6 +88,16 @@ pub(super) const MOVES: &[Move] = &[
         },
     },
     Move {
+        settings: &["diffusion.vae_tiling"],
+        fixed: &["diffusion.vae_tiling"],
+        cost: Cost::Arithmetic,
+        why: "large pictures are decoded in tiles, which are blended where they meet",
+        values: |now| {
+            let whole = now.model.is_pipeline() && !now.on("diffusion.vae_tiling");
+            when(whole, [tree::of("diffusion.vae_tiling", json!(true))])
+        },
+    },
+    Move {
         settings: &["context"],
         fixed: &["context"],
         cost: Cost::Length,

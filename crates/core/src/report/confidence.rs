@@ -124,20 +124,27 @@ pub(super) fn of(model: &Model, plan: &RunPlan) -> Confidence {
             format!(
                 "measured, {} of this family by {name}; 19 in 20 like it within {} % {what}",
                 several(runs.into(), "run"),
-                band.allocated
+                upward(band.allocated)
             )
         }
         _ => format!(
             "measured, {} of this family; 19 in 20 like it within {} % allocated, {} % reserved",
             several(runs.into(), "run"),
-            band.allocated,
-            band.reserved
+            upward(band.allocated),
+            upward(band.reserved)
         ),
     };
     Confidence { level: Level::Measured, runs, missing, band: Some(band), words }
 }
 
 const SOURCES: &str = "from sources";
+
+/// Percent in two digits, rounded up: nineteen in twenty are within what is said.
+fn upward(percent: f64) -> f64 {
+    let thousandths = (percent * 1000.0).round() as u64;
+    let step = 10_u64.pow(thousandths.checked_ilog10().unwrap_or(0).saturating_sub(1));
+    thousandths.next_multiple_of(step) as f64 / 1000.0
+}
 
 /// What runs of such a model are counted by: its type, or llama.cpp's name for it.
 fn name_of<'a>(model: &'a Model, plan: &RunPlan) -> &'a str {
@@ -160,6 +167,12 @@ mod tests {
         let config = serde_json::json!({"model_type": model_type, "hidden_size": 64, "num_hidden_layers": 1,
             "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100});
         Model::assuming(config, None, Some(crate::model::Assumption::Decoder)).unwrap()
+    }
+
+    #[test]
+    fn errors_have_two_digits_and_are_never_made_smaller() {
+        let shown = [4.523, 0.313, 17.359, 8.0, 0.002, 0.0].map(|percent| upward(percent).to_string());
+        assert_eq!(shown, ["4.6", "0.32", "18", "8", "0.002", "0"]);
     }
 
     #[test]

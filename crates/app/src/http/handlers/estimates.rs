@@ -11,12 +11,12 @@ use serde_json::Value;
 use vramcast_core::ask::{Task, Wanted};
 use vramcast_core::lens::Question as Formula;
 use vramcast_core::planner::solve::Unknown;
-use vramcast_core::report::{Totals, events};
+use vramcast_core::report::events;
 
 use super::Shared;
 use crate::ask::found::Subject;
 use crate::ask::question::Prepared;
-use crate::ask::{compare, engines, heat, inspect, plan, solve};
+use crate::ask::{compare, engines, heat, inspect, plan, real::Change, solve};
 use crate::http::Service;
 use crate::http::body::{
     Body, CompareRequest, EventsRequest, InferRequest, InspectRequest, Json, PlanRequest, PlansRequest, TrainRequest,
@@ -141,23 +141,6 @@ pub(crate) struct Suggestions {
     suggestions: Vec<Change>,
 }
 
-/// One change.
-#[derive(Debug, Serialize, JsonSchema)]
-struct Change {
-    /// The flags that make it.
-    text: String,
-    /// What it costs, in words.
-    cost: String,
-    /// Bytes of the process that it saves.
-    saves: u64,
-    /// The peaks it then has.
-    totals: Totals,
-    /// Whether it then fits.
-    fits: bool,
-    /// What it changes: a part of a plan, to be laid over it.
-    changes: Value,
-}
-
 /// `POST /plan`.
 pub(crate) async fn plans(State(service): Shared, Json(request): Json<PlansRequest>) -> Answer {
     service
@@ -186,15 +169,8 @@ pub(crate) async fn suggest(State(service): Shared, Json(request): Json<PlanRequ
         .answer(request, |service, request| {
             let wanted = Wanted { suggestions: true, ..Wanted::default() };
             let answer = service.prepare(request)?.answer(wanted)?;
-            let change = |suggestion: vramcast_core::planner::smallest::Suggestion| Change {
-                cost: suggestion.words(),
-                text: suggestion.change,
-                saves: suggestion.saved,
-                totals: suggestion.totals,
-                fits: suggestion.fits,
-                changes: suggestion.changes,
-            };
-            Ok(Suggestions { fits: answer.fits, suggestions: answer.suggestions.into_iter().map(change).collect() })
+            let suggestions = answer.suggestions.into_iter().map(Change::from).collect();
+            Ok(Suggestions { fits: answer.fits, suggestions })
         })
         .await
 }

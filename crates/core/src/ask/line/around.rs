@@ -1,6 +1,6 @@
 //! What is said of the variables around an engine's line.
 
-use super::launcher::Launch;
+use super::launch::Launch;
 use super::variables::IDLE;
 use crate::ask::file::Content;
 use crate::ask::read::Given;

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `shell` | a script's text as lines of words |
 //! | `wrapping` | shells, containers and what else hands a line on |
+//! | `launch` | what launchers and variables say of cards |
 //! | `launcher` | `torchrun`, `accelerate launch`, `deepspeed`, `srun` and their kin |
 //! | `around` | what is said of variables around an engine's line |
 //! | `containers` | files of Compose and Kubernetes as lines |
@@ -20,6 +21,7 @@ mod arguments;
 mod around;
 pub(super) mod containers;
 mod kobold;
+mod launch;
 mod launcher;
 mod llama;
 mod ollama;
@@ -42,7 +44,7 @@ use super::file::Content;
 use super::{program, tree};
 use crate::plan::import::{self, Beside};
 use crate::plan::{Fault, TaskKind};
-use launcher::Launch;
+use launch::Launch;
 
 /// Programs of whole tools, and whose files and arguments they take.
 const TRAINERS: [(&str, &str); 6] = [

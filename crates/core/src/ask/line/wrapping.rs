@@ -1,6 +1,7 @@
 //! What hands a whole line on: shells, containers, queues, what watches a program or runs it elsewhere.
 
-use super::launcher::{self, Launch};
+use super::launch::Launch;
+use super::launcher;
 use super::{base, is_known, is_program, serving, shell};
 use crate::plan::Fault;
 

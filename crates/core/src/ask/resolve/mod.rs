@@ -233,7 +233,7 @@ impl<'a> Draft<'a> {
         let measured = self.states("batch.seq_len") || self.states("job.lengths");
         let holds = |note: &&String| {
             !(task && note.contains("have a label")
-                || evaluates && note.starts_with("evaluation during training")
+                || evaluates && note.starts_with("no evaluation is simulated")
                 || measured && note.contains("sets no sequence length"))
         };
         self.notes.extend(framework.notes.iter().filter(holds).cloned());
@@ -412,7 +412,12 @@ pub fn reworded(problem: &str) -> String {
         // A long list is looked through for whoever mistyped one of its words.
         let all: Vec<&str> = known.split('`').skip(1).step_by(2).collect();
         let is_near = |one: &&str| distance(one, word) <= 2.min(word.len() / 3);
-        let near: Vec<&str> = all.iter().copied().filter(is_near).collect();
+        let mut near: Vec<&str> = all.iter().copied().filter(is_near).collect();
+        // Its first part may be right: galore-adamw-8bit.
+        let part = word.split('-').next().filter(|part| part.len() > 2);
+        if let (true, Some(part)) = (near.is_empty(), part) {
+            near = all.iter().copied().filter(|one| one.contains(part)).take(6).collect();
+        }
         (all.len() > 12 && !near.is_empty()).then(|| near.join(" or "))
     };
     if let Some(value) = what.strip_prefix("unknown variant ").map(plain) {

@@ -8,6 +8,7 @@ use crate::ask::tree;
 
 pub(super) const ROWS: &[Setting] = &[
     setting("new_tokens", "new-tokens", Kind::Whole, "Tokens to generate; 0: one forward pass")
+        .also(&["max-new-tokens"])
         .from("our guess")
         .on(Topic::Generation, Scope::GENERATE)
         .example("--new-tokens 8"),

@@ -22,13 +22,13 @@ pub(super) const BATCH: &[Setting] = &[
         .on(Topic::Batch, Scope::ALL),
     setting("batch.batch_size", "batch-size", Kind::Whole, "Samples per card; prompts at once")
         .short('b')
-        .also(&["per-device-batch"])
+        .also(&["per-device-batch", "per-device-train-batch-size"])
         .from("our guess")
         .on(Topic::Batch, Scope::TENSORS)
         .example("--batch-size 4"),
     setting("batch.seq_len", "seq-len", Kind::Whole, "Tokens per sample")
         .short('s')
-        .also(&["sequence-length", "seq-length", "max-seq-len", "max-length"])
+        .also(&["sequence-length", "seq-length", "max-seq-len", "max-seq-length", "max-length"])
         .from("our guess")
         .on(Topic::Batch, Scope::TRAIN)
         .example("--seq-len 512"),
@@ -98,6 +98,7 @@ pub(super) const STEP: &[Setting] = &[
         .on(Topic::Optimizer, Scope::ONE_CARD)
         .example("--gradient-dtype fp32 --master-weights"),
     setting("optimizer.kind", "optimizer", Kind::Listed(optimizers), "The optimizer; see `vramcast list optimizers`")
+        .also(&["optim"])
         .value("NAME")
         .from("transformers 5.17's default (Trainer)")
         .on(Topic::Optimizer, Scope::TRAIN)

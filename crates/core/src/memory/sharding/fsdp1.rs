@@ -360,14 +360,6 @@ impl Engine for FlatShards {
         self.post_forward(self.modules.root(), &outputs);
     }
 
-    fn before_evaluation(&self, torch: &mut Torch) {
-        self.before_forward(torch, true);
-    }
-
-    fn after_evaluation(&self, torch: &mut Torch, outputs: &[Tensor]) {
-        self.after_forward(torch, outputs);
-    }
-
     /// `FULL_STATE_DICT` with `offload_to_cpu` and `rank0_only`: unit by unit, in the shard's own type.
     fn save(&self, torch: &mut Torch, full: bool) -> u64 {
         let mut bytes: u64 = 0;

@@ -392,14 +392,6 @@ impl Engine for Stage3 {
         self.end(torch, Part::Root, outputs.iter());
     }
 
-    fn before_evaluation(&self, torch: &mut Torch) {
-        self.before_forward(torch, true);
-    }
-
-    fn after_evaluation(&self, torch: &mut Torch, outputs: &[Tensor]) {
-        self.after_forward(torch, outputs);
-    }
-
     /// `_zero3_consolidated_16bit_state_dict`: module by module. One parameter alone is gathered flat and then copied into its shape
     /// (`_allgather_params`); several are views of what is gathered (`_allgather_params_coalesced`).
     fn save(&self, torch: &mut Torch, full: bool) -> u64 {

@@ -16,6 +16,7 @@
 //! | `quantised`, `gemm_4bit` | weights in few bits and linears over them |
 //! | `stored` | the same for checkpoints of other libraries |
 
+mod activation;
 pub mod assign;
 pub mod attention;
 mod attention_scratch;

@@ -290,7 +290,7 @@ fn picked(
     method: &str,
 ) -> Result<Vec<(ModuleId, u64, u64)>, PlanError> {
     let chosen = match chosen {
-        Targets::Default => targets::default_targets(default, view.model_type, method)?,
+        Targets::Default => targets::default_targets(default, view, method)?,
         chosen => chosen.clone(),
     };
     // Rewriting for fused experts is LoRA's alone, so the type is not passed on.

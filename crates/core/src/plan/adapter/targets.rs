@@ -1,5 +1,7 @@
 //! Which modules and parameters a list of names, a regular expression, `all-linear` or a default picks.
 
+use std::collections::BTreeSet;
+
 use regex_lite::Regex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -95,7 +97,7 @@ pub(super) fn resolve(plan: &LoraPlan, view: View<'_>) -> Result<Resolved, PlanE
         rewrite(plan, &fused, &mut targets, &mut wanted, &mut ranks)?;
     }
     if targets == Targets::Default {
-        targets = default_targets(defaults::lora(view.model_type), view.model_type, "LoRA")?;
+        targets = default_targets(defaults::lora(view.model_type), view, "LoRA")?;
     }
     let matcher = Matcher::new(plan, &targets, view)?;
     let mut resolved = Resolved { ranks, ..Resolved::default() };
@@ -133,13 +135,16 @@ pub(super) fn passed_over<'a>(plan: &'a LoraPlan, view: View<'_>) -> Vec<&'a str
 }
 
 /// PEFT's own targets for a type, or its refusal.
-pub(super) fn default_targets(list: Option<NameList>, model_type: &str, method: &str) -> Result<Targets, PlanError> {
+pub(super) fn default_targets(list: Option<NameList>, view: View<'_>, method: &str) -> Result<Targets, PlanError> {
     match list {
         Some([one]) if one.starts_with(".*") => Ok(Targets::Regex((*one).to_owned())),
         Some(list) => Ok(Targets::Names(list.iter().map(|name| (*name).to_owned()).collect())),
         None => Err(PlanError::Conflict {
-            what: format!("no default {method} targets of PEFT are known for model_type {model_type}"),
-            hint: "name the target modules (--lora-target-modules q_proj,v_proj), or say all-linear".into(),
+            what: format!("no default {method} targets of PEFT are known for model_type {}", view.model_type),
+            hint: format!(
+                "name them (--lora-target-modules), or say all-linear; {}",
+                called(&LoraPlan::default(), view)
+            ),
         }),
     }
 }
@@ -361,9 +366,6 @@ fn check_module(module: &Module, model_type: &str, targets: &Targets) -> Result<
 
 /// The refusal when nothing fits, with the names that exist.
 fn nothing_matched(plan: &LoraPlan, targets: &Targets, view: View<'_>) -> PlanError {
-    let mut names: Vec<&str> = linears(plan, view).iter().map(|module| leaf(&module.path)).collect();
-    crate::order::sort(&mut names);
-    names.dedup();
     let asked = match targets {
         Targets::Names(list) if list.is_empty() => {
             "PEFT finds no target modules by itself where experts are fused (name them: --lora-target-modules)"
@@ -373,5 +375,11 @@ fn nothing_matched(plan: &LoraPlan, targets: &Targets, view: View<'_>) -> PlanEr
         Targets::Regex(text) => format!("no module fits {text}"),
         Targets::AllLinear | Targets::Default => "the model has no linears to adapt".to_owned(),
     };
-    PlanError::Conflict { what: asked, hint: format!("the linears are called {}", names.join(", ")) }
+    PlanError::Conflict { what: asked, hint: called(plan, view) }
+}
+
+/// What the linears of a model are called.
+fn called(plan: &LoraPlan, view: View<'_>) -> String {
+    let names: BTreeSet<&str> = linears(plan, view).iter().map(|module| leaf(&module.path)).collect();
+    format!("the linears are called {}", names.into_iter().collect::<Vec<_>>().join(", "))
 }

@@ -34,6 +34,7 @@ mod preference;
 mod reader;
 mod roles;
 mod sharding;
+mod shipped;
 mod table;
 mod torchtitan;
 mod torchtune;

@@ -153,33 +153,6 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
     reader.finish(Some("ms-swift"), model).map(|read| Imported { deepspeed, ..read })
 }
 
-/// `--deepspeed zero2`: files that come with it (swift/config).
-pub(super) fn builtin(name: &str) -> Option<Value> {
-    let (stage, offload) = match name.strip_suffix("_offload").map_or((name, false), |name| (name, true)) {
-        ("zero0", offload) => (0, offload),
-        ("zero1", offload) => (1, offload),
-        ("zero2", offload) => (2, offload),
-        ("zero3", offload) => (3, offload),
-        _ => return None,
-    };
-    let mut zero = json!({"stage": stage, "overlap_comm": false, "contiguous_gradients": true, "reduce_bucket_size": 200_000_000u64});
-    if stage == 2 {
-        zero["allgather_bucket_size"] = json!(200_000_000u64);
-    }
-    if stage == 3 {
-        zero["reduce_bucket_size"] = json!("auto");
-        zero["stage3_prefetch_bucket_size"] = json!("auto");
-        zero["stage3_param_persistence_threshold"] = json!("auto");
-    }
-    if offload {
-        zero["offload_optimizer"] = json!({"device": "cpu", "pin_memory": true});
-        if stage == 3 {
-            zero["offload_param"] = json!({"device": "cpu", "pin_memory": true});
-        }
-    }
-    Some(json!({"zero_optimization": zero, "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}))
-}
-
 /// What reads images is not trained unless it is said (swift/arguments).
 fn frozen(reader: &mut Reader<'_>) {
     let tower = reader.switch("freeze_vit").unwrap_or(true);

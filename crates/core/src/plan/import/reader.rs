@@ -212,6 +212,15 @@ impl<'a> Reader<'a> {
                     None
                 }
                 Err(problem) => {
+                    // A file that is there and cannot be read is the one that was meant.
+                    let missing = problem.starts_with("there is no such file");
+                    if let Some((tool, document)) =
+                        super::shipped::named(name).filter(|_| missing && key == "deepspeed")
+                    {
+                        self.notes
+                            .push(format!("{name} is not here: the one of that name that comes with {tool} is taken"));
+                        return Some(document);
+                    }
                     self.faults.add(Fault::new("", format!("{key}: {name}: {problem}")));
                     None
                 }
@@ -255,13 +264,7 @@ impl<'a> Reader<'a> {
                     self.faults.add(fault.or(why));
                 }
                 // What a name says plainly is no small thing: the answer would be of another run.
-                None if self.beside.script && decides(&key) && !table::is_off(value) => {
-                    let problem =
-                        format!("{key}: {}, an argument of the script's own, decides memory", table::shown(value));
-                    let cure =
-                        format!("say it by flags (--lora, --qlora, --quantization), and leave it out: --without {key}");
-                    self.faults.add(Fault::new("", problem).or(cure));
-                }
+                None if self.beside.script && decides(&key, value) && !table::is_off(value) => self.own(&key, value),
                 None if self.beside.script => self.unsimulated.push(format!("{key}: an argument of the script's own")),
                 None => {
                     let Format { title, version, .. } = self.format;
@@ -271,6 +274,13 @@ impl<'a> Reader<'a> {
                 }
             }
         }
+    }
+
+    /// Refuses what a script calls in its own way where its name says plainly that it decides memory.
+    pub(super) fn own(&mut self, key: &str, value: &Value) {
+        let problem = format!("{key}: {}, an argument of the script's own, decides memory", table::shown(value));
+        let cure = format!("say it by flags (--lora, --qlora, --quantization), and leave it out: --without {key}");
+        self.faults.add(Fault::new("", problem).or(cure));
     }
 
     /// What the file comes to.
@@ -295,10 +305,13 @@ impl<'a> Reader<'a> {
 
 /// Whether an argument of a script's own speaks of adapters or quantised weights; ranks and places of what is not asked
 /// for are no such thing.
-fn decides(key: &str) -> bool {
+fn decides(key: &str, value: &Value) -> bool {
     let key = key.to_ascii_lowercase();
-    let whole = ["lora", "qlora", "use_lora", "use_peft", "use_qlora", "lora_dim", "lora_r", "lora_rank", "quantize"];
-    whole.contains(&key.as_str()) || ["load_in_", "_4bit", "_8bit"].iter().any(|part| key.contains(part))
+    let whole = ["lora", "qlora", "q_lora", "lora_enable", "lora_dim", "lora_r", "lora_rank", "use_peft", "quantize"];
+    let parts = ["use_lora", "use_qlora", "enable_lora", "peft_lora", "load_in_", "_4bit", "_8bit"];
+    // LLaVA's `--bits 16` is none.
+    let bits = ["bits", "quantization_bit"].contains(&key.as_str()) && value.as_u64().is_some_and(|bits| bits < 16);
+    bits || whole.contains(&key.as_str()) || parts.iter().any(|part| key.contains(part))
 }
 
 fn not_whole(key: &str, value: &Value) -> Fault {

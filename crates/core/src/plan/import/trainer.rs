@@ -178,6 +178,11 @@ pub(super) fn read(value: &Value, beside: &Beside<'_>) -> Result<Imported, Vec<F
         let note = "the script is taken for one with TRL's SFTTrainer, whose own key it is: --framework hf-trainer takes the Trainer";
         reader.notes.push(format!("{mark}: {note}"));
     }
+    // TRL's counts beside `use_peft` alone; scripts of all kinds have a rank that asks for adapters by itself.
+    let asks = ["use_peft", "load_in_4bit", "load_in_8bit"].iter().any(|key| value.get(key).is_some());
+    if let Some(rank) = reader.get("lora_r").filter(|rank| beside.script && !asks && !super::table::is_off(rank)) {
+        reader.own("lora_r", rank);
+    }
     let called = value.get("task").or_else(|| value.get("trainer")).and_then(Value::as_str).filter(|_| is_trl);
     if let Some(name) = called.filter(|name| beside.recipe.is_none() && TaskKind::called(name).is_none()) {
         let known = TaskKind::ALL.map(|(_, name, _)| name).join(", ");
@@ -286,7 +291,7 @@ pub(super) fn arguments(reader: &mut Reader<'_>, adapter: bool, usual: Option<&'
         reader.part("fsdp_config");
     }
     reader.get("deepspeed").filter(|value| !super::table::is_off(value))?;
-    let builtin = reader.text("deepspeed").filter(|_| reader.title() == "ms-swift").and_then(super::ms_swift::builtin);
+    let builtin = reader.text("deepspeed").filter(|_| reader.title() == "ms-swift").and_then(super::shipped::swift);
     let document = builtin.or_else(|| reader.referred("deepspeed"))?;
     Some(sharding::deepspeed(reader, document, compute))
 }
