@@ -141,7 +141,6 @@ fn suggestions_hold() {
         "train gpt2 --batch-size 24 --optimizer-implementation foreach --gpu t4",
         "train llama3-8b --gpu rtx4090",
         "train llama3-8b --lora --gpu rtx4090",
-        "train llama3-8b --engine megatron --gpus 8 --no-distributed-optimizer --gpu h100",
     ] {
         let (document, code) = json(line);
         assert_eq!(code, 1, "{line}");
@@ -159,6 +158,17 @@ fn suggestions_hold() {
             assert_eq!(samples(&again), samples(&document), "{line} {change}");
         }
     }
+}
+
+/// States that are whole on every rank of Megatron are shared first: that costs nothing.
+#[test]
+fn states_of_megatron_are_shared() {
+    let (document, code) = json("train llama3-8b --engine megatron --gpus 8 --no-distributed-optimizer --gpu h100");
+    let first = &document["suggestions"][0];
+    assert!(code == 1 && first["change"].as_str().is_some_and(|change| change.contains("distributed_optimizer=true")));
+    let command = first["command"].as_str().unwrap().strip_prefix("vramcast ").unwrap();
+    let (again, fits) = json(&format!("{command} --no-suggestions"));
+    assert_eq!((&first["cost"], fits, &again["totals"]), (&"nothing".into(), 0, &first["totals"]), "{command}");
 }
 
 /// So do those where tokens are generated, by transformers and by every engine.
