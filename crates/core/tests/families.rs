@@ -9,7 +9,7 @@ use vramcast_core::memory::simulation;
 use vramcast_core::model::families::{self, trainers};
 use vramcast_core::model::{Inputs, Model, Task, learned};
 use vramcast_core::plan::batch::Batch;
-use vramcast_core::plan::{InferPlan, TrainPlan};
+use vramcast_core::plan::{InferPlan, Stack, TrainPlan};
 use vramcast_core::source::{catalogue, json};
 use vramcast_core::verify::models;
 
@@ -170,24 +170,34 @@ fn contrastive_models_train() {
 /// Where nothing is installed but transformers, its own loops run; few people train so.
 #[test]
 fn kernels_that_would_take_a_loops_place_are_named() {
-    let notes = |name: &str| {
+    let simulated = |name: &str, stack: &Stack| {
         let mut entry = catalogue::find(name).unwrap();
         entry.config["num_hidden_layers"] = 4.into();
         entry.config.as_object_mut().unwrap().remove("layer_types");
         let model = Model::new(entry.config, entry.auto_class.as_deref()).unwrap();
         let batch = Batch { batch_size: 1, seq_len: 8, ..Batch::default() };
-        let trained = simulation::train(&model, &TrainPlan { batch, ..TrainPlan::default() }).unwrap().notes;
-        let generated = simulation::infer(&model, &InferPlan { new_tokens: 2, ..InferPlan::default() }).unwrap().notes;
-        [trained, generated].map(|notes| notes.join("\n"))
+        let train = TrainPlan { batch, stack: stack.clone(), ..TrainPlan::default() };
+        let infer = InferPlan { new_tokens: 2, stack: stack.clone(), ..InferPlan::default() };
+        [simulation::train(&model, &train).unwrap(), simulation::infer(&model, &infer).unwrap()]
     };
-    for (name, packages) in [
-        ("state-spaces/mamba-130m-hf", Some("kernels of mamba-ssm and causal-conv1d")),
-        ("Qwen/Qwen3-Next-80B-A3B-Instruct", Some("kernels of flash-linear-attention and causal-conv1d")),
-        ("openai-community/gpt2", None),
+    let alone = Stack::default();
+    let with_kernels = Stack::recorded([("fla", "0.6.0")]).unwrap();
+    let next = "Qwen/Qwen3-Next-80B-A3B-Instruct";
+    for (name, stack, packages) in [
+        ("state-spaces/mamba-130m-hf", &alone, "kernels of mamba-ssm and causal-conv1d;"),
+        (next, &alone, "kernels of flash-linear-attention and causal-conv1d;"),
+        (next, &with_kernels, "kernels of causal-conv1d;"),
+        ("openai-community/gpt2", &alone, ""),
+        ("openai-community/gpt2", &with_kernels, "stack.flash-linear-attention 0.6 changes nothing"),
     ] {
-        for said in notes(name) {
-            assert_eq!(said.contains("kernels of"), packages.is_some(), "{name}: {said}");
-            assert!(packages.is_none_or(|packages| said.contains(packages)), "{name}: {said}");
+        for said in simulated(name, stack).map(|run| run.notes.join("\n")) {
+            assert_eq!(said.contains("not simulated: kernels of"), packages.starts_with("kernels"), "{name}: {said}");
+            assert!(said.contains(packages), "{name}: {said}");
+            assert_eq!(said.contains("Triton"), name == next && stack == &with_kernels, "{name}: {said}");
         }
+    }
+    let [loops, kernels] = [&alone, &with_kernels].map(|stack| simulated(next, stack));
+    for (loops, kernels) in loops.iter().zip(&kernels) {
+        assert!(kernels.log.storages.len() < loops.log.storages.len());
     }
 }

@@ -415,7 +415,13 @@ fn assignment(given: &Given) -> Result<Value, Fault> {
     let (path, value) = text.split_once('=').filter(|(path, _)| !path.is_empty()).ok_or_else(|| {
         Fault::new("set", "a setting and its value are written PATH=VALUE, such as quantization.threshold=0")
     })?;
-    let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
+    // A version such as 2.6 is no number.
+    let is_text = || table::at(path, Scope::ALL).is_some_and(|row| matches!(row.kind, Kind::Text));
+    let value = match serde_json::from_str(value) {
+        Ok(Value::Number(_)) if is_text() => Value::String(value.to_owned()),
+        Ok(value) => value,
+        Err(_) => Value::String(value.to_owned()),
+    };
     Ok(tree::of(path, value))
 }
 

@@ -11,11 +11,13 @@ use super::lower::head::Head;
 use super::process::{self, Part};
 use super::sharding::Spread;
 use super::{depth, fold, infer, loading, lower, megatron, stored, tasks, tensor_parallel, train};
-use crate::model::{Inputs, Model, Program};
+use crate::model::op::Op;
+use crate::model::{Inputs, Model, Program, Step};
 use crate::plan::adapter::AdaptedKind;
 use crate::plan::parallel::{Engine, Parallel, Place};
 use crate::plan::{
-    AdapterLayout, Fault, InferPlan, Kernels, LossKind, ModelCode, Package, PlanError, Quantization, TrainPlan, liger,
+    AdapterLayout, Fault, Gpu, InferPlan, Kernels, LossKind, ModelCode, Package, PlanError, Quantization, Stack,
+    TrainPlan, liger,
 };
 
 /// A run, simulated.
@@ -155,6 +157,7 @@ fn train_at(
         // What torchtune's recipes compile is packed, which is what they publish; packed rows come with positions.
         inputs.position_ids |= plan.model_code == ModelCode::Torchtune && plan.compile.is_some();
         inputs.transformers = Some(plan.stack.version(Package::Transformers).release());
+        inputs.linear_attention_kernels = plan.stack.named(Package::FlashLinearAttention).is_some();
         if let Some(Parallel { engine: Engine::Fsdp2(_), mesh, .. }) = &plan.parallel {
             inputs.seq /= mesh.cp.max(1);
             inputs.target_seq /= mesh.cp.max(1);
@@ -249,19 +252,46 @@ fn train_at(
         process.extend(part);
         notes.extend(said);
     }
-    notes.extend(without_kernels(&program));
+    notes.extend(kernels(&program, &plan.stack, Some(&plan.gpu)));
     notes.extend(crate::plan::parallel::tensor::note(plan));
     notes.extend(spread.and_then(|spread| spread.note(plan)));
     Ok(Simulation { program, log, replay, process, adapter: layout, notes, ranks: Vec::new() })
 }
 
-/// What runs in the place of kernels of others (`lazy_load_kernel`, `is_fast_path_available` of transformers' models).
-fn without_kernels(program: &Program) -> Option<String> {
-    let packages = program.kernels?;
-    Some(format!(
-        "not simulated: kernels of {packages}; transformers' own code runs over the positions, as where those are not installed, and \
-         takes far more memory and time"
-    ))
+/// What runs in the place of kernels of others (`use_kernel_func_from_hub_with_fallback`, `is_fast_path_available` of transformers'
+/// models), and what is said of those that run.
+fn kernels(program: &Program, stack: &Stack, trains_on: Option<&Gpu>) -> Vec<String> {
+    let (place, named) = ("stack.flash-linear-attention", stack.named(Package::FlashLinearAttention));
+    let simulated = program.steps.iter().any(|step| matches!(step, Step::Run { op: Op::GatedDeltaRule { .. }, .. }));
+    let mut notes = Vec::new();
+    if let Some(packages) = program.kernels {
+        let cure = match packages.strip_prefix("flash-linear-attention") {
+            Some(_) => format!(
+                "; {place} (a version, such as {}) simulates those of that package",
+                Package::FlashLinearAttention.checked()[1]
+            ),
+            None => String::new(),
+        };
+        notes.push(format!(
+            "not simulated: kernels of {packages}; transformers' own code runs in their place, as where those are not installed, and \
+             takes more memory and time{cure}"
+        ));
+    }
+    if simulated {
+        notes.push(
+            "not counted: while Triton times kernels of flash-linear-attention, at their first calls, it takes 256 MiB beside what is shown".into(),
+        );
+    }
+    // `chunk_bwd_dqkwg` of fla/ops/common/chunk_o.py.
+    if simulated && trains_on.is_some_and(|gpu| (90..100).contains(&gpu.capability())) {
+        notes.push("on this card flash-linear-attention trains with tilelang or Triton 3.7.1 or newer only; with others it ends by an error".into());
+    }
+    if let Some(version) = named.filter(|_| !simulated) {
+        notes.push(format!(
+            "{place} {version} changes nothing: no layer of this model runs kernels of it that are simulated"
+        ));
+    }
+    notes
 }
 
 /// Losses that take the head along need one whose result goes into the loss as it is.
@@ -289,7 +319,7 @@ fn check_loss(plan: &TrainPlan, program: &Program) -> Result<(), PlanError> {
 pub fn infer(model: &Model, plan: &InferPlan) -> Result<Simulation, PlanError> {
     crate::work::begin();
     let (program, log, mut notes) = infer::simulate(model, plan)?;
-    notes.extend(without_kernels(&program));
+    notes.extend(kernels(&program, &plan.stack, None));
     let on_card = |log: Log| {
         // A card that nothing is on has no context.
         let used = log.events.iter().any(|event| matches!(event, Event::Allocate(_)));

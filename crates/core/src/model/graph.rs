@@ -399,12 +399,12 @@ impl Graph {
         self.run(Op::ModelBuffer, &[], shape)
     }
 
-    /// Says that the model fills its cache in training too, unless layers are checkpointed (`use_cache` is not
     /// Says whose kernels would take the place of what is recorded.
     pub fn without_kernels(&mut self, packages: &'static str) {
         self.kernels = Some(packages);
     }
 
+    /// Says that the model fills its cache in training too, unless layers are checkpointed (`use_cache` is not
     /// switched off when labels are given): the keys and values belong to what the model returns.
     pub fn caches_in_training(&mut self) {
         self.caches_in_training = true;

@@ -35,6 +35,8 @@ pub struct Inputs {
     pub sharing: Sharing,
     /// Major and minor version of transformers; the newest that is known when absent.
     pub transformers: Option<[u32; 2]>,
+    /// Whether flash-linear-attention is installed.
+    pub linear_attention_kernels: bool,
     /// How pictures are made.
     pub making: Making,
 }
@@ -115,6 +117,7 @@ impl Inputs {
             encoded: false,
             sharing: Sharing::Once,
             transformers: None,
+            linear_attention_kernels: false,
             making: Making::default(),
         }
     }

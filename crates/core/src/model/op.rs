@@ -226,6 +226,13 @@ pub enum Op {
     MatMul,
     /// `torch.linalg.solve_triangular`: the batched solution `x` of `a x = b` for a triangular `a` (inputs a, b).
     SolveTriangular,
+    /// The gated delta rule by flash-linear-attention's kernels: inputs q, k `[batch, seq, heads, key dim]`, v
+    /// `[batch, seq, heads, value dim]`, decay and update rate `[batch, seq, heads]`. A second output, where there is one, is the
+    /// state `[batch, heads, key dim, value dim]` in fp32.
+    GatedDeltaRule {
+        /// Whether positions are gone through one by one (`fused_recurrent_gated_delta_rule`), else chunk by chunk.
+        recurrent: bool,
+    },
     /// `baddbmm`: inputs bias (broadcast, copied into the result first), a, b; `bias + number · a @ b` in one kernel.
     /// Backward multiplies each of the two gradients by the number once more.
     AddMatMul,

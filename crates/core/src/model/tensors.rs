@@ -299,6 +299,16 @@ impl Graph {
         self.run(Op::SolveTriangular, &[a, b], b.shape())
     }
 
+    /// The gated delta rule in one kernel of flash-linear-attention: its output, and the last state where it is asked for.
+    pub fn gated_delta_rule(&mut self, recurrent: bool, inputs: [&Value; 5], keeps: bool) -> (Value, Option<Value>) {
+        let [query, _, value, ..] = inputs;
+        let state = Shape::from([value.size(0), value.size(2), query.size(-1), value.size(-1)]);
+        let shapes = [value.shape(), state];
+        let mut made = self.run_many(Op::GatedDeltaRule { recurrent }, &inputs, &shapes[..1 + usize::from(keeps)]);
+        let last = if keeps { made.pop() } else { None };
+        (made.pop().unwrap_or_else(|| unreachable!("an operation returns a value for every shape")), last)
+    }
+
     /// A lower or upper triangle kept, the rest zero.
     pub fn triangle(&mut self, x: &Value) -> Value {
         self.run(Op::Triangle, &[x], x.shape())

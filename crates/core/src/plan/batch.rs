@@ -122,6 +122,7 @@ impl Batch {
             encoded: false,
             sharing: Sharing::Once,
             transformers: None,
+            linear_attention_kernels: false,
             making: Making::default(),
         }
     }

@@ -329,6 +329,7 @@ impl InferPlan {
             last_logits: generates.then_some(1),
             sharing: self.quantization.as_ref().map_or(Sharing::Once, Quantization::sharing),
             transformers: Some(self.stack.version(Package::Transformers).release()),
+            linear_attention_kernels: self.stack.named(Package::FlashLinearAttention).is_some(),
             making: Making {
                 guided: !self.diffusion.unguided,
                 tiles: self.diffusion.vae_tiling,

@@ -110,6 +110,8 @@ packages! {
     Trl "trl": [1, 12, 0] => [1, 16, 0];
     /// Liger's kernels (`plan/liger.rs`).
     Liger "liger-kernel" | "liger": [0, 8, 0] => [0, 8, 5];
+    /// flash-linear-attention (`memory/torch/gated_delta.rs`). Where none is named it is not installed.
+    FlashLinearAttention "flash-linear-attention" | "fla-core" | "fla": [0, 6, 0] => [0, 6, 0];
     /// torchtune (`plan/model_code/torchtune.rs`): 0.4 rehearsed, builders read in 0.1 to 0.6.
     Torchtune "torchtune": [0, 4, 0] => [0, 6, 1];
     /// vLLM (`serving/vllm/rules.rs`).

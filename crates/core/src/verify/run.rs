@@ -135,7 +135,7 @@ fn is_replayed(row: &Value) -> bool {
 
 /// The card a row names (the H200 where it names none), how its allocator was set, and the software.
 fn machine(row: &Value) -> Result<(Gpu, AllocatorOptions, Stack), String> {
-    const KNOWN: [&str; 6] = ["A100-80GB", "RTX 4090", "T4", "L40S", "H100-80GB", "B200-180GB"];
+    const KNOWN: [&str; 7] = ["A100-80GB", "A10G", "RTX 4090", "T4", "L40S", "H100-80GB", "B200-180GB"];
     let (run, name) = (&row["run"], row["gpu"].as_str().unwrap_or_default());
     let named = KNOWN.iter().find(|card| name.contains(card.split('-').next().unwrap_or_default()));
     let mut gpu = named.and_then(|card| Gpus::embedded().find(card).ok()).unwrap_or_else(Gpu::h200);

@@ -117,4 +117,6 @@ fn all_that_is_wrong_comes_back() {
 fn any_place_can_be_set() {
     let request = request(Task::Train, &[("set", "quantization.threshold=0"), ("qlora", "")]).unwrap();
     assert_eq!(request.stated["quantization"], json!({"threshold": 0}));
+    let versions = self::request(Task::Train, &[("set", "stack.torch=2.10"), ("set", "stack.fla=\"0.6\"")]).unwrap();
+    assert_eq!(versions.stated["stack"], json!({"torch": "2.10", "fla": "0.6"}));
 }

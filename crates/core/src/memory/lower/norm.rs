@@ -63,18 +63,22 @@ pub(super) fn lower(
             scaled(torch, narrow, weight)
         }
         Norm::RmsThenGate => {
-            let normal = normalised(torch, x, &mut names);
-            let narrow = torch.cast(&normal, x.dtype);
-            let wide = scaled(torch, narrow, weight);
-            match gate {
-                Some(gate) => {
+            // Every line takes the name of the one before over.
+            let own = {
+                let normal = normalised(torch, x, &mut names);
+                let narrow = torch.cast(&normal, x.dtype);
+                scaled(torch, narrow, weight)
+            };
+            let Some(gate) = gate else { return own };
+            let product = {
+                let gate = {
                     let gate = torch.cast(gate, DType::F32);
-                    let gate = torch.unary(Unary::Silu, &gate);
-                    let product = torch.binary(Binary::Mul, &wide, &gate);
-                    torch.cast(&product, x.dtype)
-                }
-                None => wide,
-            }
+                    torch.unary(Unary::Silu, &gate)
+                };
+                torch.binary(Binary::Mul, &own, &gate)
+            };
+            drop(own);
+            torch.cast(&product, x.dtype)
         }
         Norm::LayerCohere => cohere(torch, x, weight),
         Norm::LayerBare => {

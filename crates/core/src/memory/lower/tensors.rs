@@ -33,6 +33,12 @@ pub(super) fn lower<'a>(
         Op::IndexCopyInPlace => torch.index_copy_in_place(x(), input(1), input(2)),
         Op::AddMatMul => torch.add_matmul(x(), input(1), input(2)),
         Op::SolveTriangular => torch.solve_triangular(x(), input(1)),
+        Op::GatedDeltaRule { recurrent } => {
+            let inputs = [x(), input(1), input(2), input(3), input(4)];
+            let keeps = outputs.len() > 1;
+            let made = if *recurrent { torch.recurrent_rule(inputs, keeps) } else { torch.chunked_rule(inputs, keeps) };
+            return made.into_iter().map(Some).collect();
+        }
         Op::Fill(dtype) => torch.fresh("fill", shape, *dtype),
         Op::CachedState { fp32 } => torch.phantom(shape, if *fp32 { DType::F32 } else { weights }),
         Op::View | Op::Reshape => torch.reshape(x(), shape),

@@ -10,6 +10,7 @@
 //! | `index` | embeddings, gathers, sorts |
 //! | `attention`, `attention_scratch` | scaled dot product attention and its kernels |
 //! | `flash_attn` | the flash-attn package |
+//! | `gated_delta` | flash-linear-attention's gated delta rule |
 //! | [`ring`] | attention over a sequence that is split over cards |
 //! | `loss` | cross entropy |
 //! | `convolution` | convolutions |
@@ -24,6 +25,7 @@ pub mod collective;
 pub mod convolution;
 mod cudnn;
 pub mod flash_attn;
+mod gated_delta;
 mod gemm_4bit;
 pub mod index;
 pub mod loss;

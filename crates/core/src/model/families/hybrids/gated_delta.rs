@@ -72,7 +72,10 @@ impl GatedDelta {
 
     /// Runs inside the current module on `[batch, seq, hidden]`.
     pub(super) fn run(&self, g: &mut Graph, input: &Value) -> Value {
-        g.without_kernels("flash-linear-attention and causal-conv1d");
+        g.without_kernels(match g.inputs.linear_attention_kernels {
+            true => "causal-conv1d",
+            false => "flash-linear-attention and causal-conv1d",
+        });
         let (batch, seq) = (input.size(0), input.size(1));
         let Projected { mut mixed, mut gate, update, decay, _joined, parts } =
             if self.joined { self.project_joined(g, input) } else { self.project(g, input) };
@@ -94,8 +97,14 @@ impl GatedDelta {
         let past = state::continues(g)
             .then(|| state::recall(g, [batch, self.value_heads, self.key_dim, self.value_dim], true));
         let rule = Rule { query, key, value, decay: decay_rate, update: update_rate };
-        let (mut output, last) =
-            if state::decodes(g) { self.step(g, &rule, past.as_ref()) } else { self.scan(g, &rule, past.as_ref()) };
+        let (mut output, last) = match (g.inputs.linear_attention_kernels, state::decodes(g)) {
+            (true, recurrent) => {
+                let Rule { query, key, value, decay, update } = &rule;
+                g.gated_delta_rule(recurrent, [query, key, value, decay, update], g.inputs.cache)
+            }
+            (false, true) => self.step(g, &rule, past.as_ref()),
+            (false, false) => self.scan(g, &rule, past.as_ref()),
+        };
         let _kept_state = last.map(|last| state::keep(g, &last, self.values().saturating_mul(self.key_dim)));
 
         let rows = output.shape().elements() / self.value_dim;
