@@ -267,3 +267,23 @@ fn lm_studio_and_benches_are_llama_cpp() {
     ]);
     assert!(benched.contains("context: 1,024 tokens"), "{benched}");
 }
+
+/// A load of 2026-07-11 (`l211`, `l242` of truth/external/found): the context of MTP is on the second card, where the last layer
+/// is, and its graph has the model's last hidden state as an input.
+#[test]
+fn layers_that_guess_run_where_the_last_layer_is() {
+    let model = "infer unsloth/Qwen3.6-27B-MTP-GGUF:UD-Q4_K_XL --engine llama.cpp --gpu rtxpro6000 --gpus 2 -c 524288";
+    let run = |more: &str| {
+        let line = format!("{model} -np 1 -ub 1024 -ctk bf16 -ctv bf16 --engine-version b9976 --json{more}");
+        let words: Vec<&str> = line.split(' ').collect();
+        serde_json::from_str::<Value>(&stdout(&words)).unwrap()["buffers"][0]["estimate"].clone()
+    };
+    let (plain, guessing) = (run(""), run(" --model-draft mtp --draft-max 3"));
+    let more = |place: &dyn Fn(&Value) -> Value| {
+        let mib = |of: &Value| place(of)["compute"].as_f64().unwrap() / f64::from(1 << 20);
+        (100.0 * (mib(&guessing) - mib(&plain))).round() / 100.0
+    };
+    assert_eq!(more(&|of| of["devices"][0].clone()), 0.0);
+    assert_eq!(more(&|of| of["devices"][1].clone()), 4500.13);
+    assert_eq!(more(&|of| of["host"].clone()), 4196.14);
+}

@@ -76,12 +76,16 @@ impl LlamaCppPlan {
     }
 
     /// Adds the context in which such layers run (`common_speculative_init_result` of common/speculative.cpp): keys and values of
-    /// theirs for as many tokens as the model's, in 16 bits, and a graph. It has the model's weights.
-    ///
-    /// The graph is taken as that of one layer of the model with its head; what joins the hidden state with the token is not in it.
+    /// theirs for as many tokens as the model's, in 16 bits, and a graph, on the card where the model's last layer lies. It has
+    /// the model's weights.
     pub(crate) fn guess(&self, file: &ModelFile, estimate: &mut LlamaCppEstimate) -> Result<(), LlamaCppError> {
         let Some(alone) = file.ahead().filter(|_| self.ahead > 0) else { return Ok(()) };
-        let plan = Self { ahead: 0, key_type: "f16".into(), value_type: "f16".into(), ..self.clone() };
+        let layers = file.number("block_count").unwrap_or(1);
+        let own = layers.checked_sub(1).and_then(|last| self.device_of(last, layers));
+        let shares = self.tensor_split.iter().enumerate();
+        let tensor_split = shares.map(|(at, share)| own.map_or(*share, |own| u64::from(at == own))).collect();
+        let sixteen = "f16".to_owned();
+        let plan = Self { ahead: 0, key_type: sixteen.clone(), value_type: sixteen, tensor_split, ..self.clone() };
         let second = plan.buffers(&alone)?;
         let places = estimate.devices.iter_mut().zip(&second.devices).chain([(&mut estimate.host, &second.host)]);
         let mut sums = [0u64; 2];

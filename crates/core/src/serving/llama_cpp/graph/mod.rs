@@ -179,11 +179,19 @@ impl<'a> Builder<'a> {
         let Some(table) = self.weight("token_embd.weight") else { return vectors };
         let mut current = self.graph.get_rows(table, tokens);
         self.graph.expand(current);
-        if self.session.build.two_inputs() {
+        let joined = self.layer_weight(0, "nextn.eh_proj.weight");
+        if self.session.build.two_inputs() && joined.is_none() {
             self.graph.expand(vectors);
         }
         if self.facts.embedding_scale {
             current = self.scale(current);
+        }
+        // Layers that guess ahead join the token with the model's last hidden state, an input (`graph_mtp` of qwen35.cpp).
+        if let Some(matrix) = joined {
+            let state = self.layer_norm(vectors, 0, "nextn.hnorm");
+            let token = self.layer_norm(current, 0, "nextn.enorm");
+            let both = self.graph.concat(token, state, 0);
+            current = self.times(matrix, both);
         }
         self.graph.expand(current);
         current
