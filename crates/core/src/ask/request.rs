@@ -416,9 +416,8 @@ fn assignment(given: &Given) -> Result<Value, Fault> {
         Fault::new("set", "a setting and its value are written PATH=VALUE, such as quantization.threshold=0")
     })?;
     // A version such as 2.6 is no number.
-    let is_text = || table::at(path, Scope::ALL).is_some_and(|row| matches!(row.kind, Kind::Text));
     let value = match serde_json::from_str(value) {
-        Ok(Value::Number(_)) if is_text() => Value::String(value.to_owned()),
+        Ok(Value::Number(_)) if path.starts_with("stack.") => Value::String(value.to_owned()),
         Ok(value) => value,
         Err(_) => Value::String(value.to_owned()),
     };

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::fault::Faults;
 use super::{Fault, PlanError};
 
 /// What `PYTORCH_ALLOC_CONF` says.
@@ -39,6 +40,23 @@ const WITHOUT_EFFECT: [&str; 3] =
     ["garbage_collection_threshold", "pinned_use_background_threads", "release_lock_on_cudamalloc"];
 
 impl AllocatorOptions {
+    /// Refuses what torch would not start with.
+    pub(super) fn check(&self, faults: &mut Faults) {
+        let (path, asked) = ("allocator.roundup_power2_divisions", self.roundup_power2_divisions.unwrap_or(1));
+        faults.when(!asked.is_power_of_two(), || {
+            let next = asked.checked_next_power_of_two().unwrap_or(1 << 63);
+            Fault::value(path, asked, "a power of two").or_set(path, next)
+        });
+        let table = self.roundup_power2_divisions_by_size.iter().flatten();
+        if let Some(odd) = table.copied().find(|steps| *steps > 0 && !steps.is_power_of_two()) {
+            faults.add(Fault::value("allocator.roundup_power2_divisions_by_size", odd, "powers of two, or 0"));
+        }
+        let (path, least) = ("allocator.max_split_size", 20 << 20);
+        faults.when(self.max_split_size.is_some_and(|size| size < least), || {
+            Fault::value(path, self.max_split_size.unwrap_or_default(), "20 MiB or more, in bytes").or_set(path, least)
+        });
+    }
+
     /// The steps between powers of two that sizes like this are rounded up to.
     pub fn divisions(&self, bytes: u64) -> Option<u64> {
         match &self.roundup_power2_divisions_by_size {
@@ -152,6 +170,22 @@ mod tests {
         assert_eq!((table[0], table[8], table[9], table[10], table[15]), (1, 1, 4, 4, 4));
         assert!(AllocatorOptions::parse("roundup_power2_divisions:[256:3]").is_err());
         assert!(AllocatorOptions::parse("backend:cudaMallocAsync").is_err());
+    }
+
+    #[test]
+    fn what_torch_would_not_start_with_is_refused() {
+        let refused = |options: AllocatorOptions| {
+            let mut faults = Faults::default();
+            options.check(&mut faults);
+            faults.end().is_err()
+        };
+        let table = |steps| Some([steps; SIZES]);
+        let default = AllocatorOptions::default();
+        assert!(refused(AllocatorOptions { roundup_power2_divisions: Some(11), ..default }));
+        assert!(refused(AllocatorOptions { roundup_power2_divisions_by_size: table(12), ..default }));
+        assert!(refused(AllocatorOptions { max_split_size: Some(1 << 20), ..default }));
+        let fine = AllocatorOptions { roundup_power2_divisions: Some(8), max_split_size: Some(64 << 20), ..default };
+        assert!(!refused(AllocatorOptions { roundup_power2_divisions_by_size: table(0), ..fine }));
     }
 
     #[test]

@@ -203,6 +203,7 @@ impl InferPlan {
     fn faults(&self, generates: bool) -> Faults {
         let mut faults = Faults::default();
         self.batch.check(&mut faults);
+        self.allocator.check(&mut faults);
         faults.range("new_tokens", self.new_tokens, 0..=MAX_TOKENS);
         faults.range("beams", self.beams, 1..=1024);
         if let Some(tokens) = self.stop_after {

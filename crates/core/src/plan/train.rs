@@ -153,6 +153,7 @@ impl TrainPlan {
     fn faults(&self, sizes: &ModelSizes) -> Faults {
         let mut faults = Faults::default();
         self.batch.check(&mut faults);
+        self.allocator.check(&mut faults);
         self.job.check(&mut faults);
         self.objective.check(self, &mut faults);
         let engine = self.parallel.as_ref().map(|parallel| &parallel.engine);
